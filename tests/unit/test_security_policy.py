@@ -89,7 +89,7 @@ MEMORY = (
     f"The limit must be at least {mib(COMPILER_BYTES)} MiB",
     f"{FIXED_MIB} MiB of the default are fixed: interpreter and libraries {mib(INTERPRETER_BYTES)}",
     f"frames being decoded {mib(DECODED_BYTES)}, HTTP answers {mib(HTTP_BYTES)}, ring {mib(CONFIG.ring_size_bytes)}",
-    f"waiting events {mib(CONFIG.sink_buffer_bytes)} of up to {mib(EVENT_BYTES)} MiB each",
+    f"events that wait {mib(CONFIG.sink_buffer_bytes)} (one has at most {mib(EVENT_BYTES)}, `sink_event_too_large`)",
     f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}, the recorder {mib(CONFIG.recorder_bytes)}",
     f"with {mib(ARCHIVE_WAITING_BYTES)} of frames that wait for the archive",
     f"Of a kept frame the first {recorder._KEPT_PARTS} samples count",
