@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 # One half of the tests, which runs beside the other.
-BESIDE := tests/pipeline tests/kernel
+BESIDE := tests/pipeline
 
 .PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
 
@@ -25,14 +25,14 @@ demo: setup ## run a broker, clients, the agent and the pipeline for two minutes
 # How many times longer than on an idle machine tests wait.
 test test-long test-kernels test-nodes test-ranges verdicts: export PATIENCE ?= 3
 test: setup-tests ## run lint and all test_*.py, in two halves side by side (25 minutes)
-	@nice -n 5 $(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
+	@$(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	make lint || { kill $$beside; wait $$beside; exit 1; }; \
 	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%); host=$$?; \
 	wait $$beside; beside=$$?; \
 	if [ $$beside = 0 ]; then tail -n 1 build/beside.log; else cat build/beside.log; fi; exit $$((host | beside))
 
-test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, modern clients, failures (10 minutes)
+test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, modern clients, failures of the job (10 minutes)
 	$(BIN)/python -m pytest tests/{e2e,pipeline}/check_*.py
 
 test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1" BACKENDS="kprobe": only these)

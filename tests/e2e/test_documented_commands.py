@@ -53,7 +53,7 @@ ELSEWHERE = {
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),
     ". .venv/bin/activate": ("tests/lab/spark.py", "ACTIVE = {"),
-    "spark-submit --packages": ("tests/pipeline/test_job.py", '"spark-submit"'),
+    "spark-submit --packages": ("tests/pipeline/check_job.py", '"spark-submit"'),
     "spark-submit --master spark:": ("tests/nodes/check_cluster.py", 'documented("spark-submit --master spark:")'),
     "spark-submit --master k8s:": (
         "tests/nodes/check_spark_on_kubernetes.py",

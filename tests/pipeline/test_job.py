@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,20 +18,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe.errors import KafkaProbeError, StartError
-from kafka_probe_pipeline import agents, job, supervisor
+from kafka_probe_pipeline import agents, supervisor
 from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.errors import AwayError
 from kafka_probe_pipeline.messages import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.source import MOST_RECORD_BYTES
-from kafka_probe_pipeline.spark_session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
 from tests.lab.processes import free_port, tail, wait_until
-from tests.lab.spark import ACTIVE
 from tests.lab.topics import create_topics
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -218,25 +214,6 @@ def test_a_second_signal_ends_it_and_its_jvm_at_once(run: Run) -> None:
 )
 def test_what_is_no_absence_of_brokers_ends_the_job(message: str, away: bool) -> None:
     assert bool(supervisor.OF_BROKERS_AWAY.search(message)) is away
-
-
-def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
-    run.send(records=1)
-    jars = ",".join(str(jar) for jar in FETCHED_JARS.glob("*.jar"))
-    script = str(Path(job.__file__))
-    local = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
-    quickly = ("--driver-java-options", "-XX:TieredStopAtLevel=1", "--conf", "spark.sql.shuffle.partitions=5")
-    command = ["spark-submit", *local, *quickly, "--jars", jars, script, *run.flags("--once")]
-    finished = subprocess.run(command, env=os.environ | ACTIVE, capture_output=True, text=True, timeout=LIMIT_S)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    rows = [json.loads(line) for line in run.shown(spark).splitlines()]
-    assert {(row["level"], row["topic"], row["requests"]) for row in rows} == {("api", None, 6), ("topic", "orders", 6)}
-    assert all(row["p99_us"] for row in rows if row["level"] == "api")
-    files = [file.name for file in run.output.glob("traffic/date=*/part-*")]
-    assert max(int(name.split("-")[1]) for name in files) > 1, "of the partitions that spark-submit asks for"
-    tables = command_line("show", "--output", str(run.output)).stdout
-    assert "Produce v11" in tables
-    assert "orders" in tables
 
 
 def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession) -> None:

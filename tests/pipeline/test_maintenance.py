@@ -16,20 +16,11 @@ from kafka_probe_pipeline.maintenance import Maintenance
 from kafka_probe_pipeline.output import take_over
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic import traffic
-from tests.builders.connection_ends import EXITED
 from tests.builders.spark_events import (
-    BROKER,
-    CLIENT,
     NOON_US,
-    agent_event,
-    closed,
     events,
     flow,
-    opened,
-    requested,
 )
-from tests.lab.broker import Broker
-from tests.lab.pipeline_job import Run
 from tests.lab.processes import wait_until
 
 pytestmark = pytest.mark.spark
@@ -137,30 +128,3 @@ def test_a_job_that_ends_by_itself_maintains_its_tables_at_its_end(table: Table)
     with Maintenance(table.spark, load({"output": table.config.output, "once": True, "retain": ""})):
         assert files(table) == BATCHES * DAYS
     assert files(table) == DAYS
-
-
-@pytest.mark.broker
-def test_both_queries_go_on_while_their_tables_lose_dates(broker: Broker, tmp_path: Path, spark: SparkSession) -> None:
-    names = ("traffic", "requests", "opens", "closes", "verdicts", "agents")
-    run = Run(broker, tmp_path, retain=",".join(f"{name}=1d" for name in names))
-
-    def send(connection: int) -> None:
-        ends = [opened(CLIENT, connection), opened(BROKER, connection)]
-        closes = [closed(CLIENT, connection, **EXITED), closed(BROKER, connection)]
-        reports = [agent_event(end, until_s=60 * connection + 1) for end in (CLIENT, BROKER)]
-        run.send_events(flow(connection), requested(CLIENT, connection), *ends, *closes, *reports)
-
-    def sizes() -> list[int]:
-        return [run.table(spark, name).count() for name in names]
-
-    queries = run.queries(spark)
-    try:
-        for connection in (1, 2):
-            send(connection)
-            wait_until(lambda: all(sizes()), "rows in all tables", timeout_s=120)
-            Maintenance(spark, run.config).run(datetime.now(UTC) + timedelta(days=9))
-            assert not any(sizes())
-        assert [query.exception() for query in queries] == [None, None]
-    finally:
-        for query in queries:
-            query.stop()

@@ -1,22 +1,33 @@
-"""The job as a process on real brokers: killed at the worst moments, and without brokers. Part of `make test-long`."""
+"""The job on real brokers for minutes: killed at the worst moments, without brokers, by spark-submit, and maintained.
+
+Part of `make test-long`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from kafka_probe_pipeline import job
+from kafka_probe_pipeline.maintenance import Maintenance
+from kafka_probe_pipeline.spark_session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
-from tests.builders.spark_events import BROKER, CLIENT, agent_event, opened
+from tests.builders.connection_ends import EXITED
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened, requested
 from tests.builders.storm_events import dropped_at_once
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
-from tests.lab.pipeline_job import LIMIT_S, Moment, Run
+from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
 from tests.lab.processes import tail, wait_until
+from tests.lab.spark import ACTIVE
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -155,3 +166,48 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
 
 def summaries(receiver: Receiver) -> str:
     return " ".join(alert["annotations"]["summary"] for alert in receiver.alerts())
+
+
+def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
+    run.send(records=1)
+    jars = ",".join(str(jar) for jar in FETCHED_JARS.glob("*.jar"))
+    script = str(Path(job.__file__))
+    local = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
+    quickly = ("--driver-java-options", "-XX:TieredStopAtLevel=1", "--conf", "spark.sql.shuffle.partitions=5")
+    command = ["spark-submit", *local, *quickly, "--jars", jars, script, *run.flags("--once")]
+    finished = subprocess.run(command, env=os.environ | ACTIVE, capture_output=True, text=True, timeout=LIMIT_S)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    rows = [json.loads(line) for line in run.shown(spark).splitlines()]
+    assert {(row["level"], row["topic"], row["requests"]) for row in rows} == {("api", None, 6), ("topic", "orders", 6)}
+    assert all(row["p99_us"] for row in rows if row["level"] == "api")
+    files = [file.name for file in run.output.glob("traffic/date=*/part-*")]
+    assert max(int(name.split("-")[1]) for name in files) > 1, "of the partitions that spark-submit asks for"
+    tables = command_line("show", "--output", str(run.output)).stdout
+    assert "Produce v11" in tables
+    assert "orders" in tables
+
+
+def test_both_queries_go_on_while_their_tables_lose_dates(broker: Broker, tmp_path: Path, spark: SparkSession) -> None:
+    names = ("traffic", "requests", "opens", "closes", "verdicts", "agents")
+    run = Run(broker, tmp_path, retain=",".join(f"{name}=1d" for name in names))
+
+    def send(connection: int) -> None:
+        ends = [opened(CLIENT, connection), opened(BROKER, connection)]
+        closes = [closed(CLIENT, connection, **EXITED), closed(BROKER, connection)]
+        reports = [agent_event(end, until_s=60 * connection + 1) for end in (CLIENT, BROKER)]
+        run.send_events(flow(connection), requested(CLIENT, connection), *ends, *closes, *reports)
+
+    def sizes() -> list[int]:
+        return [run.table(spark, name).count() for name in names]
+
+    queries = run.queries(spark)
+    try:
+        for connection in (1, 2):
+            send(connection)
+            wait_until(lambda: all(sizes()), "rows in all tables", timeout_s=120)
+            Maintenance(spark, run.config).run(datetime.now(UTC) + timedelta(days=9))
+            assert not any(sizes())
+        assert [query.exception() for query in queries] == [None, None]
+    finally:
+        for query in queries:
+            query.stop()
