@@ -34,8 +34,8 @@ from kafka_probe.protocol.schemas import apis
 
 LOSSES = {
     **recorder.LOSSES,
-    "archive_rate": "samples of frames for the archive beyond `--archive-bytes-per-s`; those of connections that ended "
-    "badly have half of the rate for themselves",
+    "archive_rate": "samples of frames for the archive beyond `--archive-bytes-per-s`; the "
+    "last half of the burst is kept for those of connections that ended badly",
 }
 _EVENT_SAMPLES = 512
 _SAMPLE_BYTES = 100  # of a sample in JSON besides its data
