@@ -130,7 +130,7 @@ def backends() -> Finding:
 
 def packages() -> Finding:
     """Check for the Python packages that the agent imports."""
-    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "rich")
+    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "rich", "zstandard")
     names = (*agent, "prometheus-client", "starlette", "uvicorn")
     present: list[str] = []
     absent: list[str] = []

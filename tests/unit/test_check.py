@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +16,7 @@ from kafka_probe.errors import StartError
 from kafka_probe.privileges import Capability
 from tests.lab.processes import free_port
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 BTF = "sys/kernel/btf/vmlinux"
 STATUS = "proc/self/status"
@@ -144,7 +145,9 @@ def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path: Path) -> None:
 
 def test_the_packages_of_this_environment_are_complete() -> None:
     assert check.packages().ok
-    assert "kafka-python" in check.packages().detail
+    found = {package.partition(" ")[0] for package in check.packages().detail.split(", ")}
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert found == {re.split("[<>=]", each)[0] for each in required}
 
 
 def test_brokers_that_do_not_answer_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
