@@ -20,7 +20,7 @@ from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.cache import key_of, sealed
 from kafka_probe.capture.compiler import compile_programs, origin
 from kafka_probe.capture.options import Options
-from tests.kernel.archive import CACHE, SUITES, Kernel, kernel
+from tests.kernel.archive import CACHE, Kernel, kernel
 from tests.kernel.machine import Job, run
 from tests.kernel.root import root_disk
 from tests.lab.capture import RING_BYTES
@@ -71,11 +71,7 @@ class Tried:
         return not self.differences and not any(run.result == "failed" for run in self.runs)
 
 
-def matrix(
-    series: Iterable[str] = tuple(SUITES),
-    buffers: Sequence[str] = BUFFERS,
-    backends: Sequence[str] = BACKENDS,
-) -> list[Tried]:
+def matrix(series: Iterable[str], backends: Sequence[str]) -> list[Tried]:
     """Try the kernels. Each backend has a machine of its own, which keeps one processor busy; several run at once.
 
     Raises:
@@ -83,12 +79,12 @@ def matrix(
     """
     kernels = [kernel(name) for name in series]
     for found in kernels:
-        compile_for_guests(found, backends, buffers)
+        compile_for_guests(found, backends, BUFFERS)
     root = root_disk()
     with ThreadPoolExecutor(max(len(backends), os.cpu_count() or 1)) as pool:
 
         def start(found: Kernel, backend: str) -> Any:
-            return pool.submit(_try_backend, found, root, backend, buffers)
+            return pool.submit(_try_backend, found, root, backend)
 
         lanes = [(found, [start(found, backend) for backend in backends]) for found in kernels]
         return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
@@ -127,17 +123,17 @@ class Seen:
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str]) -> list[Seen]:
+def _try_backend(found: Kernel, root: Path, backend: str) -> list[Seen]:
     if reason := _absence(found, backend):
-        return [Seen(Run(backend, buffer, "absent", reason)) for buffer in buffers]
-    arguments = f"kernel {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
+        return [Seen(Run(backend, buffer, "absent", reason)) for buffer in BUFFERS]
+    arguments = f"kernel {' '.join(f'{backend}-{buffer}' for buffer in BUFFERS)}"
     log = LOGS / f"{found.series}-{backend}.log"
     files = {**FILES, "programs": programs(found)}
     try:
         outcome = run(found, root, Job(files, SCRIPT.format(arguments=arguments, port=PORT)), log, timeout_s=TIMEOUT_S)
     except LabError as error:
-        return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
-    return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in buffers]
+        return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in BUFFERS]
+    return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in BUFFERS]
 
 
 def _absence(found: Kernel, backend: str) -> str:

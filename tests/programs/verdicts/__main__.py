@@ -49,7 +49,7 @@ def main() -> int:
     require_capture()
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     cells = [cell for cause in CAUSES for cell in cause.cells() if arguments.only.search(str(cell))]
-    views = verdicts(cells, arguments.count, arguments.workers, DIRECTORY)
+    views = verdicts(cells, arguments.count, arguments.workers)
     for name, view in views.items():
         print(f"\nWatched: {name}\n{table(matrix(view))}")
     for sentence in (sentences := shortcomings(cells, views)):
@@ -60,27 +60,27 @@ def main() -> int:
     return 1 if sentences else 0
 
 
-def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -> dict[str, list[Judged]]:
+def verdicts(cells: Sequence[Cell], count: int, workers: int) -> dict[str, list[Judged]]:
     """Inject the cells and judge the results, by the watched ends: both, or those of one node."""
-    with lab(directory / "lab") as made, watching(made, directory) as outputs:
+    with lab(DIRECTORY / "lab") as made, watching(made) as outputs:
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
         wait_until(lambda: all(reported_until_us(events(one)) > end_us for one in outputs), "the last word", every_s=1)
     kept = {str(cell): {**asdict(ended), "connections": sorted(ended.connections)} for cell, ended in truth.items()}
-    (directory / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
+    (DIRECTORY / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
     say("Judging ...")
     clients, brokers = outputs
-    given = answers({BOTH: outputs, "clients": [clients], "brokers": [brokers]}, directory)
+    given = answers({BOTH: outputs, "clients": [clients], "brokers": [brokers]}, DIRECTORY)
     flow_ids = flows(truth, given[BOTH])
     return {name: judged(truth, flow_ids, view) for name, view in given.items()}
 
 
 @contextmanager
-def watching(made: Lab, directory: Path) -> Iterator[list[Path]]:
+def watching(made: Lab) -> Iterator[list[Path]]:
     """Run an agent for the clients' node and one for the brokers'; yield the files that they write."""
     with (
-        Agent(_new(directory / "clients-agent"), *_flags("clients", made.clients)) as clients,
-        Agent(_new(directory / "brokers-agent"), *_flags("brokers", made.network.broker)) as brokers,
+        Agent(_new(DIRECTORY / "clients-agent"), *_flags("clients", made.clients)) as clients,
+        Agent(_new(DIRECTORY / "brokers-agent"), *_flags("brokers", made.network.broker)) as brokers,
     ):
         yield [clients.output, brokers.output]
 

@@ -13,7 +13,7 @@ import pytest
 from kafka_probe.sinks.outbox import Outbox
 from kafka_probe.sinks.spool import Spool
 from tests.lab.processes import wait_until
-from tests.lab.spooled import MIB, drained, files, line, on_disk
+from tests.unit.sinks.spooled import MIB, drained, files, line, on_disk
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("nothing_waits_long")]
 

@@ -23,7 +23,7 @@ from kafka_probe.sinks.batch import EVENT_BYTES, Batch
 from kafka_probe.sinks.outbox import Outbox
 from kafka_probe.sinks.spool import BLOCK_BYTES, Segment, Spool
 from tests.lab.processes import start, wait_until
-from tests.lab.spooled import MIB, drained, files, line, on_disk
+from tests.unit.sinks.spooled import MIB, drained, files, line, on_disk
 
 pytestmark = pytest.mark.usefixtures("nothing_waits_long")
 
