@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 BIN := .venv/bin
-# One half of the tests, which runs beside the other.
+# Tests that run beside all others.
 BESIDE := tests/pipeline
 
 .PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
@@ -22,7 +22,7 @@ setup-nodes: ## install what `make test-nodes` needs as well
 demo: setup ## run a broker, clients, the agent and the pipeline for two minutes (KEEP=1: until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
-# How many times longer than on an idle machine tests wait.
+# Tests wait this many times longer than on an idle machine; those in virtual machines have limits of their own.
 test test-long test-kernels test-nodes test-ranges verdicts: export PATIENCE ?= 3
 test: setup-tests ## run lint and all test_*.py, in two halves side by side (25 minutes)
 	@$(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Replaces each record set by a summary. Batches are skipped by their lengths, and no byte of a record is copied. Record batches:
-// Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
+// Replaces each record set by a summary. Batches are skipped by their lengths, and no byte of a record is copied. It reads batches
+// of magic 2 (Kafka's "Record Batch") and of 0 and 1 ("Message Set").
 #pragma once
 #include "big_endian.h"
 #include "cursor.h"
@@ -11,7 +11,7 @@
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count
 // Size of the shortest record of magic 2: seven fields of one byte (length, attributes, time, offset, key, value, headers).
 #define RECORD_BYTES 7
-#define MESSAGE_BYTES 26        // the shortest of magic 0, without key and value; magic 1 adds a timestamp
+#define MESSAGE_BYTES 26        // size of the shortest message of magic 0: no key, no value; magic 1 adds a timestamp
 #define MOST_RECORDS 0x7fffffff // readers of the summary take it for a signed number
 
 static inline void end_set(struct cursor *c, u8 status)

@@ -11,7 +11,7 @@ from tests.lab.processes import free_port
 
 @pytest.fixture(scope="package")
 def port() -> int:
-    """Return one port for the tests that open it themselves, so that they share compiled programs."""
+    """Return the port of tests without a broker: one for all of them, because programs are compiled for a port."""
     return free_port()
 
 

@@ -1,4 +1,4 @@
-"""Two minutes of `make soak MINUTES=45`: all failures, and the same accounts.
+"""Runs the soak for two minutes, with every failure, and compares its accounts.
 
 Memory is flat only once the recorder is full, which takes longer: `make soak MINUTES=45` compares it.
 """

@@ -1,4 +1,4 @@
-"""The rules by which each version copies frames, as far as a reader of archived frames has to know them.
+"""The rules by which each version of kafka-probe copies frames, as far as readers of archived frames need them.
 
     python -m kafka_probe.protocol.copy_rules_by_version
 
