@@ -104,7 +104,7 @@ static inline u64 last_payload(struct conn *conn)
 static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes, u8 direction)
 {
 	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
-	int replies = !conn->burst_replied && !conn->burst_answers && direction != conn->burst_direction &&
+	int replies = !conn->burst_replied && !conn->burst_response && direction != conn->burst_direction &&
 		      conn->burst_bytes <= ALERTS_BYTES && now - conn->burst_ns < REPLY_NS;
 	if (now - last >= BURST_NS && !replies) {
 		u8 before = conn->last_ns[RECEIVE] > conn->last_ns[SEND] ? RECEIVE : SEND;
@@ -113,8 +113,8 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 		conn->burst_bytes = 0;
 		conn->burst_replied = 0;
 		conn->burst_direction = direction;
-		// A Kafka broker sends only answers.
-		conn->burst_answers = last && before != direction && direction == (conn->side == SIDE_SERVER ? SEND : RECEIVE);
+		// A Kafka broker sends only responses.
+		conn->burst_response = last && before != direction && direction == (conn->side == SIDE_SERVER ? SEND : RECEIVE);
 	}
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;

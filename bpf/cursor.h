@@ -34,7 +34,9 @@ enum state {
 	TAG_SKIPPED,
 };
 
-enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
+// A test compares these with protocol/api_keys.py, which is generated.
+enum { API_PRODUCE = 0, API_CONTROLLED_SHUTDOWN = 7, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18 };
+enum { API_KEYS = RULES >> 5 };
 #define UNSUPPORTED_VERSION 35 // error code
 #define INSIDE 0xffffffff      // instead of a tag: the cursor is inside or behind a tagged field that the version defines
 

@@ -73,7 +73,7 @@ static inline int hop_on(u64 sk, u8 direction)
 	if (c->hopped && is_request(conn, direction))
 		skip_requests(conn, c->hopped);
 	else if (c->hopped)
-		count_answers(conn, c->hopped);
+		count_responses(conn, c->hopped);
 	return outcome;
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Keeps the requests in flight, and matches an answer to one of them. A Kafka server answers the requests of a connection in order,
-// so the programs number all requests that expect an answer, and count the answers.
+// Keeps the requests in flight, and matches a response to one of them. A Kafka server answers the requests of a connection in order,
+// so the programs number all requests that expect a response, and count the responses.
 //
-// A skipped request gets a number, too, though it may expect no answer. So answers to it and to all requests before it are in
-// doubt: until the count of answers reaches the number behind the skipped request, no answer is matched. Afterwards the count may
-// still be too low, by the number of skipped requests that expected no answer. Then the correlation id identifies the request,
+// A skipped request gets a number, too, though it may expect no response. So responses to it and to all requests before it are in
+// doubt: until the count of responses reaches the number behind the skipped request, no response is matched. Afterwards the count may
+// still be too low, by the number of skipped requests that expected no response. Then the correlation id identifies the request,
 // which requires rising ids. The first match makes the count certain again.
 //
 // Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so the programs of one
-// direction own each field and are its only writers. Exceptions: both directions write `answers_locked`, `lock` of the cursors and the
+// direction own each field and are its only writers. Exceptions: both directions write `responses_locked`, `lock` of the cursors and the
 // fields of the search in resync.h; not_a_frame and reject_urgent put all requests in doubt from either direction.
 #pragma once
 #include "big_endian.h"
@@ -23,7 +23,7 @@
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence
 
 // How a response relates to the oldest known request in flight.
-enum answer {
+enum match {
 	MATCHED,   // it answers that request
 	UNMATCHED, // it answers no known request
 	IN_DOUBT,  // it may answer a skipped request
@@ -35,7 +35,7 @@ static inline u8 request_direction(struct conn *conn)
 	return conn->side == SIDE_SERVER ? RECEIVE : SEND;
 }
 
-static inline u8 answer_direction(struct conn *conn)
+static inline u8 response_direction(struct conn *conn)
 {
 	return conn->side == SIDE_SERVER ? SEND : RECEIVE;
 }
@@ -45,10 +45,10 @@ static inline u32 later(u32 one, u32 other)
 	return (s32)(one - other) > 0 ? one : other;
 }
 
-// Return the number of the first request whose answer is not in doubt.
+// Return the number of the first request whose response is not in doubt.
 static inline u32 doubt_end(struct conn *conn)
 {
-	return later(conn->doubted_by_requests, conn->doubted_by_answers);
+	return later(conn->doubted_by_requests, conn->doubted_by_responses);
 }
 
 static inline u32 oldest_known(struct conn *conn)
@@ -62,14 +62,14 @@ static inline u32 known_before(struct conn *conn, u32 number)
 	return known > 0 ? known : 0;
 }
 
-// Put the answers to all requests so far in doubt. For the requests' direction, and for resets of the whole connection.
+// Put the responses to all requests so far in doubt. For the requests' direction, and for resets of the whole connection.
 static inline void doubt_requests(struct conn *conn)
 {
 	conn->doubted_by_requests = conn->asked;
 }
 
 // Skip `one` requests (0 or 1). It has no branch, because the verifier walks the code that follows once for each branch. The doubt
-// is stored before the number: an answer may be processed on another CPU.
+// is stored before the number: a response may be processed on another CPU.
 static inline void skip_request(struct conn *conn, u32 one)
 {
 	conn->doubted_by_requests += (conn->asked + one - conn->doubted_by_requests) & -one;
@@ -86,39 +86,39 @@ static inline void skip_requests(struct conn *conn, u32 requests)
 	conn->asked += requests;
 }
 
-// Return 1 if the count of answers is certain.
+// Return 1 if the count of responses is certain.
 static inline int is_certain(struct conn *conn)
 {
 	return (s32)(doubt_end(conn) - conn->proven) <= 0;
 }
 
-// Mark the count as uncertain: an answer arrived that none of the `asked` requests expects.
+// Mark the count as uncertain: a response arrived that none of the `asked` requests expects.
 static inline void doubt_count(struct conn *conn, u32 asked)
 {
-	conn->doubted_by_answers = asked;
+	conn->doubted_by_responses = asked;
 	conn->proven = asked - 1;
 }
 
-// Return 1 if a running call moves bytes of requests. Its hook runs when the call returns, and the answers may arrive earlier.
+// Return 1 if a running call moves bytes of requests. Its hook runs when the call returns, and the responses may arrive earlier.
 static inline int is_late(struct conn *conn)
 {
 	u8 direction = request_direction(conn);
 	return (s32)(sequence_end(conn->sk, direction) - conn->cursor_states[direction].next) > 0;
 }
 
-// Count answers that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it or
+// Count responses that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it or
 // if a request is late. Lateness is checked before `asked` is read: a request that is no longer late is among the `asked`. The
 // fields follow the count: a number that is 2^31 behind it would compare as later.
-static inline void count_answers(struct conn *conn, u32 answers)
+static inline void count_responses(struct conn *conn, u32 responses)
 {
 	int late = is_late(conn);
 	FORGET;
 	u32 asked = *(volatile u32 *)&conn->asked;
-	conn->doubted_by_answers = later(conn->doubted_by_answers, conn->completed);
+	conn->doubted_by_responses = later(conn->doubted_by_responses, conn->completed);
 	conn->proven = later(conn->proven, conn->completed - MAX_DOUBT);
-	s32 left = asked - conn->completed - answers;
+	s32 left = asked - conn->completed - responses;
 	if (left > 0) {
-		conn->completed += answers;
+		conn->completed += responses;
 		return;
 	}
 	conn->completed = asked;
@@ -128,13 +128,13 @@ static inline void count_answers(struct conn *conn, u32 answers)
 		conn->proven = asked;
 }
 
-// Return the caller's doubt field, raised to all requests so far if the position of the answers was lost. After such a loss the
+// Return the caller's doubt field, raised to all requests so far if the position of the responses was lost. After such a loss the
 // programs do not know which of the requests in flight were answered. The caller stores the result in its own field.
 static inline u32 look_at_lock(struct conn *conn, u8 lock, u32 doubted)
 {
-	if (conn->answers_locked && lock != LOCKED)
+	if (conn->responses_locked && lock != LOCKED)
 		doubted = conn->asked;
-	conn->answers_locked = lock == LOCKED;
+	conn->responses_locked = lock == LOCKED;
 	return doubted;
 }
 
@@ -157,7 +157,7 @@ static inline int is_full(struct conn *conn)
 // never answer, and the requests would stay in `overflow`.
 static inline u32 most_unanswered(struct conn *conn)
 {
-	return conn->last_ns[answer_direction(conn)] ? MAX_UNANSWERED : IN_FLIGHT;
+	return conn->last_ns[response_direction(conn)] ? MAX_UNANSWERED : IN_FLIGHT;
 }
 
 // Store a request in `in_flight`, or in `overflow` if it is full.
@@ -167,12 +167,12 @@ static inline void keep(struct conn *conn, struct in_flight *entry)
 		conn->in_flight[conn->asked & (IN_FLIGHT - 1)] = *entry;
 	} else {
 		struct overflow_key key = overflow_key(conn, conn->asked);
-		overflow.update(&key, entry); // if this fails, the answer counts the request as evicted
+		overflow.update(&key, entry); // if this fails, the response counts the request as evicted
 		conn->overflow_start = conn->overflowing ? conn->overflow_start : conn->asked;
 		conn->overflowing = 1;
 	}
 	FORGET;
-	conn->asked++; // after the entry is stored: another CPU may process the answer now
+	conn->asked++; // after the entry is stored: another CPU may process the response now
 }
 
 // Return 1 if the correlation id is not above those of the requests in flight. An id 2^31 or more above the first of them counts
@@ -186,18 +186,18 @@ static inline int falls(struct conn *conn, u32 correlation_id)
 static inline void request_taken(struct conn *conn, struct sample *request)
 {
 	struct in_flight entry = { .correlation_id = request->correlation_id,
-				   .ts_us = request->ts_ns / 1000,
+				   .seen_us = request->ts_ns / 1000,
 				   .api_key = request->api_key,
 				   .api_version = request->api_version };
 	conn->doubted_by_requests =
-		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
-	// These fields follow the count, as in count_answers.
+		look_at_lock(conn, conn->cursor_states[response_direction(conn)].lock, conn->doubted_by_requests);
+	// These fields follow the count, as in count_responses.
 	conn->doubted_by_requests = later(conn->doubted_by_requests, conn->completed);
 	conn->repeated = later(conn->repeated, conn->completed);
 	conn->overflow_start = later(conn->overflow_start, conn->completed);
 	int idle = (s32)(conn->asked - conn->completed) <= 0;
 	int fell = !idle && falls(conn, entry.correlation_id), certain = is_certain(conn);
-	if (fell && conn->answers_locked && certain)
+	if (fell && conn->responses_locked && certain)
 		conn->repeated = conn->asked;
 	else if (fell)
 		doubt_requests(conn);
@@ -205,7 +205,7 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 		conn->first_correlation_id = entry.correlation_id;
 	conn->last_correlation_id = entry.correlation_id;
 	u32 known = known_before(conn, conn->asked);
-	if (!conn->answers_locked && known >= most_unanswered(conn)) {
+	if (!conn->responses_locked && known >= most_unanswered(conn)) {
 		count(LOST_OVERFLOW, known);
 		doubt_requests(conn);
 	}
@@ -250,19 +250,19 @@ static inline void count_up_to(struct conn *conn, u32 number)
 }
 
 // Return how the response at the cursor relates to the oldest known request, and copy that request to `c->request`. PASSED
-// removes the request, whose answer was not seen: the caller repeats the call for the next one.
+// removes the request, whose response was not seen: the caller repeats the call for the next one.
 static inline int answered(struct conn *conn, struct cursor *c)
 {
 	struct in_flight none = { .api_key = NO_API };
 	c->request = none;
-	conn->doubted_by_answers = look_at_lock(conn, c->lock, conn->doubted_by_answers);
-	int answers_followed = c->lock == LOCKED;
-	int followed = answers_followed && conn->cursor_states[request_direction(conn)].lock == LOCKED;
+	conn->doubted_by_responses = look_at_lock(conn, c->lock, conn->doubted_by_responses);
+	int responses_followed = c->lock == LOCKED;
+	int followed = responses_followed && conn->cursor_states[request_direction(conn)].lock == LOCKED;
 	u32 asked = *(volatile u32 *)&conn->asked;
-	if (!answers_followed && (s32)(conn->doubted_by_answers - asked) > 0) // a chain was given up
-		conn->doubted_by_answers = asked;
-	if (answers_followed && (s32)(conn->completed - doubt_end(conn)) < 0) {
-		count_answers(conn, 1);
+	if (!responses_followed && (s32)(conn->doubted_by_responses - asked) > 0) // a chain was given up
+		conn->doubted_by_responses = asked;
+	if (responses_followed && (s32)(conn->completed - doubt_end(conn)) < 0) {
+		count_responses(conn, 1);
 		return IN_DOUBT;
 	}
 	u32 number = oldest_known(conn);
@@ -270,11 +270,11 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		if (followed && conn->acks_unread && conn->completed == asked && !is_late(conn)) // it answers that Produce
 			conn->completed = asked + 1;
 		else if (followed)
-			count_answers(conn, 1);
+			count_responses(conn, 1);
 		return UNMATCHED;
 	}
 	if (followed && !is_certain(conn) && is_late(conn)) { // it may answer a request that is late
-		conn->doubted_by_answers = asked;
+		conn->doubted_by_responses = asked;
 		return UNMATCHED;
 	}
 	if (!find_request(conn, number, &c->request)) {
@@ -291,21 +291,21 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		count_up_to(conn, number);
 		if (!ahead) {
 			conn->proven = conn->completed;
-			conn->doubted_by_answers = later(conn->doubted_by_answers, conn->completed);
+			conn->doubted_by_responses = later(conn->doubted_by_responses, conn->completed);
 		}
 		return ahead ? PASSED : MATCHED;
 	}
 	if (followed)
-		conn->doubted_by_answers = asked;
+		conn->doubted_by_responses = asked;
 	return UNMATCHED;
 }
 
-int take_answer(u64 sk)
+int take_response(u64 sk)
 {
 	struct conn *conn = conns.lookup(&sk);
-	u32 which = conn ? answer_direction(conn) : SEND;
+	u32 which = conn ? response_direction(conn) : SEND;
 	struct cursor *c = running.lookup(&which);
 	return conn && c ? answered(conn, c) : UNMATCHED;
 }
 
-static int (*call_take_answer)(u64 sk) = (void *)CALL_TAKE_ANSWER;
+static int (*call_take_response)(u64 sk) = (void *)CALL_TAKE_RESPONSE;

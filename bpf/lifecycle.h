@@ -66,7 +66,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->pause_ns = conn->pause_ns;
 	close->burst_bytes = conn->burst_bytes;
 	close->burst_direction = conn->burst_direction;
-	close->burst_answers = conn->burst_answers;
+	close->burst_response = conn->burst_response;
 	close->sent_bytes = READ(sk, tcp_sock, bytes_sent) - READ(sk, tcp_sock, bytes_retrans) + (by_owner ? unsent : 0);
 	close->received_bytes = READ(sk, tcp_sock, bytes_received) - fin_received(sk);
 	close->unacked_bytes = write_seq - READ(sk, tcp_sock, snd_una);
@@ -75,7 +75,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->srtt_us = READ(sk, tcp_sock, srtt_us) >> 3;
 	close->user_timeout_ms = READ(sk, inet_connection_sock, icsk_user_timeout);
 	close->keepalive = READ(sk, sock_common, skc_flags) >> SOCK_KEEPOPEN & 1;
-	// Bytes that looked like a request while the position was lost may be none, or a request that expects no answer.
+	// Bytes that looked like a request while the position was lost may be none, or a request that expects no response.
 	close->in_flight = known_before(conn, conn->chaining ? conn->chain : conn->asked);
 	close->error = READ(sk, sock, sk_err); // later the process may have read it, or its own close may have set one
 	close->owner_exiting = by_owner && exiting();

@@ -12,7 +12,7 @@
 
 struct in_flight {
 	u32 correlation_id;
-	u32 ts_us;
+	u32 seen_us;
 	u8 api_key;
 	u8 api_version;
 	u8 unsure; // the start of the request is a guess: see resync.h
@@ -106,45 +106,45 @@ struct conn {
 	u64 pause_ns;
 	u32 burst_bytes;
 	u8 burst_direction;
-	u8 burst_answers;
+	u8 burst_response;
 	u8 burst_replied; // payload moved in the other direction
 	u8 first_state;   // the TCP state that ESTABLISHED changed to
 	u32 tgid;
 	u32 rx_base;
 	u32 tx_base;
-	u32 asked;               // number of the next request: see in_flight.h
-	u32 completed;           // requests before this number are answered, by the count
-	u32 doubted_by_requests; // answers to requests before this number are in doubt, because requests were skipped
-	u32 doubted_by_answers;  // the same, because answers were missed or unexpected
-	u32 proven;              // `completed` when it was last certain
-	u32 repeated;            // number of the last request whose correlation id did not rise while the count was certain
-	u32 overflow_start;      // requests in flight from this number on are in `overflow`
+	u32 asked;                // number of the next request: see in_flight.h
+	u32 completed;            // requests before this number are answered, by the count
+	u32 doubted_by_requests;  // responses to requests before this number are in doubt, because requests were skipped
+	u32 doubted_by_responses; // the same, because responses were missed or unexpected
+	u32 proven;               // `completed` when it was last certain
+	u32 repeated;             // number of the last request whose correlation id did not rise while the count was certain
+	u32 overflow_start;       // requests in flight from this number on are in `overflow`
 	u32 first_correlation_id;
 	u32 last_correlation_id; // of the last recorded request
 	u8 side;                 // enum side
 	u8 rejected;
 	u8 announced; // to user space
-	u8 is_kafka;  // proven by two consistent frames, or by a request and its answer
+	u8 is_kafka;  // proven by two consistent frames, or by a request and its response
 	u8 sasl_raw;
 	u8 closed;       // close_connection() has run
 	u8 silent;       // it was inserted at its end, and none of its bytes were seen
 	u8 last_api_key; // of the last request
 	u8 last_api_version;
-	u8 no_response;    // the last request was a Produce with acks=0
-	u8 answers_locked; // the answers' cursor was LOCKED when the last request or answer was recorded
-	u8 overflowing;    // some requests in flight are in `overflow`
-	u8 acks_unread;    // the last request is a Produce whose acks are not read (yet)
-	u8 from_start;     // seen from its first byte
-	u8 holding;        // `held` contains the first request until it is proven to be one
-	u8 chaining;       // a chain has begun; this field, the next five, chain and mark belong to the search in resync.h
+	u8 no_response;      // the last request was a Produce with acks=0
+	u8 responses_locked; // the responses' cursor was LOCKED when the last request or response was recorded
+	u8 overflowing;      // some requests in flight are in `overflow`
+	u8 acks_unread;      // the last request is a Produce whose acks are not read (yet)
+	u8 from_start;       // seen from its first byte
+	u8 holding;          // `held` contains the first request until it is proven to be one
+	u8 chaining;         // a chain has begun; this field, the next five, chain and mark belong to the search in resync.h
 	u8 confirmations;
-	u8 answered;      // enum evidence
-	u8 own_calls;     // number of latest requests in a row that each began with a send call
-	u8 early_answers; // answers since the start of the last request that arrived before its end
-	u8 tolerated;     // early_answers may exceed this by one
+	u8 answered;        // enum evidence
+	u8 own_calls;       // number of latest requests in a row that each began with a send call
+	u8 early_responses; // responses since the start of the last request that arrived before its end
+	u8 tolerated;       // early_responses may exceed this by one
 	u16 client_id_bytes;
 	u32 chain; // requests from this number on belong to the chain
-	u32 mark;  // answers to requests before this number confirm nothing
+	u32 mark;  // responses to requests before this number confirm nothing
 	u32 last_request_bytes;
 	u32 sent_end;  // sequence number behind the last payload that a call has sent
 	u32 read_end;  // sequence number behind the last received byte that a call has read
@@ -161,7 +161,8 @@ struct overflow_key {
 	u64 number; // number of the request in its connection
 };
 
-// The allowed copy of one API version, from protocol/copy_rules.py. The loader fills `rules` once; index: api_key << 5 | api_version.
+// The allowed copy of one API version, from protocol/kernel_allow_list.py. The loader fills `rules` once. Index: api_key << 5 |
+// api_version.
 struct rule {
 	u32 request_limit; // largest number of copied bytes of a frame
 	u32 response_limit;
@@ -219,7 +220,7 @@ BPF_PERCPU_ARRAY(lookahead, struct lookahead, 2);
 // and with the connection.
 BPF_F_TABLE("hash", u64, struct cursor, unfinished, MAX_UNFINISHED, CONNECTIONS_FLAGS);
 // sock address → first request of a connection that is not yet proven to speak Kafka. Deleted when it is sent, when the
-// connection is rejected, and with the connection. LRU: many connections without any answer must not keep out others.
+// connection is rejected, and with the connection. LRU: many connections without any response must not keep out others.
 BPF_TABLE("lru_hash", u64, struct sample, held, MAX_HELD);
 // A zeroed connection for inserts, because it is too large for the stack. Never written.
 BPF_ARRAY(empty_conn, struct conn, 1);

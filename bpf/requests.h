@@ -23,7 +23,7 @@
 #define MAX_CLIENT_ID 512
 #define MAX_VERSIONS 32 // versions of an API: see `rules`
 #define NO_CLIENT_ID 0xffff
-#define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
+#define CONTROLLED_SHUTDOWN_0 (API_CONTROLLED_SHUTDOWN << 16) // API key and version
 
 // Return the bytes that the cursor needs for a header. While raw SASL tokens may follow, that is the size alone: a token can be
 // shorter than a header. In a search on an unproven connection it is enough to recognize TLS.
@@ -220,13 +220,13 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		not_a_frame(conn, c, 1);
 		return;
 	}
-	int found = c->lock == LOCKED && conn->cursor_states[answer_direction(conn)].lock == LOCKED;
+	int found = c->lock == LOCKED && conn->cursor_states[response_direction(conn)].lock == LOCKED;
 	if (!found && !request_found(conn, c, api_key, correlation_id))
 		return;
 	if (!flags)
 		lost(c, LOST_UNKNOWN_VERSION);
 	// If the side is a guess, two consistent frames prove nothing, because responses with low correlation ids look like
-	// Produce requests. Then an answer is required.
+	// Produce requests. Then a response is required.
 	c->proves = !ANY_PORT && continues(conn, c, correlation_id);
 	conn->client_id_bytes = client_id_length(c);
 	if (ANY_PORT && !(WATCHED_SIDES & (1 << conn->side))) { // the side was unknown until now
@@ -241,7 +241,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	conn->last_api_version = api_version;
 	conn->last_request_bytes = c->out.frame_bytes;
 	conn->no_response = 0;
-	skip_request(conn, conn->acks_unread); // the Produce before it was cut: it may expect an answer
+	skip_request(conn, conn->acks_unread); // the Produce before it was cut: it may expect a response
 	conn->acks_unread = 0;
 	if (api_key == API_SASL_HANDSHAKE && api_version == 0)
 		conn->sasl_raw = 1;
@@ -268,14 +268,14 @@ static inline void start_body(struct cursor *c, u32 limit)
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
 }
 
-// Return 1 if the last request has this correlation id and is incomplete or ended too early. No answer to it can exist then.
+// Return 1 if the last request has this correlation id and is incomplete or ended too early. No response to it can exist then.
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
 	return conn->cursor_states[request_direction(conn)].correlation_id == correlation_id && is_incomplete(conn);
 }
 
-// Return 1 if the sides of the two ends may be swapped. If the side is a guess, an answer may look like a request: its
-// correlation id, which the client chose, is read as API key and version. The next request then looks like the answer.
+// Return 1 if the sides of the two ends may be swapped. If the side is a guess, a response may look like a request: its
+// correlation id, which the client chose, is read as API key and version. The next request then looks like the response.
 static inline int may_be_backwards(struct conn *conn, u32 correlation_id)
 {
 	return ANY_PORT && !conn->is_kafka && correlation_id >> 16 < API_KEYS && (correlation_id & 0xffff) < MAX_VERSIONS;
@@ -286,7 +286,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
 	if (conn->sasl_raw && c->lock == LOCKED && !known_before(conn, conn->asked) && size < MAX_FRAME_BYTES) {
-		count_answers(conn, 1);
+		count_responses(conn, 1);
 		skip_frame(c);
 		return;
 	}
@@ -300,7 +300,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	u32 correlation_id = be32(c->element + 4);
 	struct cursor_state *asked = &conn->cursor_states[request_direction(conn)];
-	int outcome = call_take_answer(conn->sk), matched = outcome == MATCHED;
+	int outcome = call_take_response(conn->sk), matched = outcome == MATCHED;
 	struct in_flight *request = &c->request;
 	if (outcome == PASSED) {
 		if (request->unsure && request->api_key != API_PRODUCE && asked->lock == TENTATIVE)
@@ -320,7 +320,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	if (matched && (c->lock != LOCKED || asked->lock != LOCKED))
-		answer_matched(conn, c);
+		response_matched(conn, c);
 	else if (!matched && asked->lock == TENTATIVE && !known_before(conn, conn->asked)) // it answers no request of the chain
 		asked->lock = SEEKING;
 	if (c->lock != LOCKED || request->unsure) {
@@ -328,7 +328,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	count(COUNT_RESPONSES, 1);
-	// Two runs of zeros look like a request and its answer, so a correlation id of 0 proves Kafka only for a first request.
+	// Two runs of zeros look like a request and its response, so a correlation id of 0 proves Kafka only for a first request.
 	conn->is_kafka |= matched && (correlation_id || (conn->from_start && names_client(conn->client_id_bytes)));
 	start_frame(conn, c, size, correlation_id);
 	c->out.flags |= FLAG_RESPONSE;
@@ -339,7 +339,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		finish(c, 0);
 		return;
 	}
-	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request->ts_us;
+	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request->seen_us;
 	struct rule *rule = rule_of(request->api_key, request->api_version);
 	// A broker that does not support the version of an ApiVersions request answers in version 0 (KIP-511). The error code
 	// shows this.

@@ -3,14 +3,14 @@
 // frames with the correlation ids in use. The evidence is where one stream ends when the other side answers.
 //
 // Bytes at the start of a call that look like a request begin a chain: the length of each frame gives the start of the next. No
-// bytes of these frames or of their answers are copied to user space. An exchange confirms the chain: the answer to a request
-// arrives while the chain ends exactly at the end of the request stream, and the next request arrives while the answers' cursor
-// is exactly at the end of the answer stream. A client that waits for its answers has sent no part of another request at that
+// bytes of these frames or of their responses are copied to user space. An exchange confirms the chain: the response to a request
+// arrives while the chain ends exactly at the end of the request stream, and the next request arrives while the responses' cursor
+// is exactly at the end of the response stream. A client that waits for its responses has sent no part of another request at that
 // time, whatever its requests contain. A client that does not wait may have sent one. So two exchanges are required, the second
 // with a request that the client sent after the first was confirmed.
 //
 // A client that does not wait may always have sent a part of the next request. Most clients begin each request with a send call.
-// So at a client's end an answer also confirms the chain if the answered request, and each request of the chain behind it, began
+// So at a client's end a response also confirms the chain if the answered request, and each request of the chain behind it, began
 // with a call. The next request has to do so, too.
 #pragma once
 #include "cursor.h"
@@ -21,7 +21,7 @@
 
 #define EXCHANGES_TO_FIND 2
 
-// How an answer confirms a chain.
+// How a response confirms a chain.
 enum evidence {
 	AT_END = 1,       // the request stream ended behind a frame
 	BY_OWN_CALLS = 2, // requests began with calls
@@ -50,7 +50,7 @@ static inline int is_incomplete(struct conn *conn)
 	return state->inside || state->have || (s32)(state->next - sequence_end(conn->sk, direction)) > 0;
 }
 
-// Give the chain up if an answer shows that it may not consist of requests. No server answers an incomplete request. One that began
+// Give the chain up if a response shows that it may not consist of requests. No server answers an incomplete request. One that began
 // with a call may be incomplete while earlier requests are answered. How many of them are in flight is not known, so each chain
 // given up here doubles the tolerated number.
 static inline void check_chain(struct conn *conn, u32 correlation_id, int matched)
@@ -60,7 +60,7 @@ static inline void check_chain(struct conn *conn, u32 correlation_id, int matche
 	if (requests->lock != TENTATIVE || stands_at_end(conn, direction))
 		return;
 	int answers_last = matched && correlation_id == requests->correlation_id && is_incomplete(conn);
-	if (!answers_last && conn->own_calls && ++conn->early_answers <= conn->tolerated + 1)
+	if (!answers_last && conn->own_calls && ++conn->early_responses <= conn->tolerated + 1)
 		return;
 	conn->tolerated = (conn->tolerated << 1 | 1) & (MAX_UNANSWERED - 1);
 	requests->lock = SEEKING;
@@ -84,11 +84,11 @@ static inline void forget_chained(struct conn *conn)
 
 static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
-	u8 answers = conn->cursor_states[answer_direction(conn)].lock;
+	u8 responses = conn->cursor_states[response_direction(conn)].lock;
 	if (conn->chaining) // the previous chain did not consist of frames
 		forget_chained(conn);
-	conn->doubted_by_requests = look_at_lock(conn, answers, conn->doubted_by_requests);
-	if (answers != LOCKED)
+	conn->doubted_by_requests = look_at_lock(conn, responses, conn->doubted_by_requests);
+	if (responses != LOCKED)
 		doubt_requests(conn);
 	conn->chaining = 1;
 	conn->chain = conn->asked;
@@ -118,19 +118,19 @@ static inline void keep_chained(struct conn *conn, struct cursor *c, u32 api_key
 // Record the header of a request while the position in either stream is lost. Return 1 if the position of the requests is known.
 static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
-	struct cursor_state *answers = &conn->cursor_states[answer_direction(conn)];
+	struct cursor_state *responses = &conn->cursor_states[response_direction(conn)];
 	int own_call = request_direction(conn) == SEND && c->next - c->have == c->call.start;
 	if (!own_call) {
 		conn->own_calls = 0;
 		conn->answered &= AT_END;
 	}
-	conn->early_answers = 0;
+	conn->early_responses = 0;
 	if (c->lock == SEEKING || (c->lock == TENTATIVE && correlation_id - c->out.correlation_id - 1 >= IN_ORDER_WINDOW)) {
 		start_chain(conn, c, correlation_id);
-	} else if (answers->lock != SEEKING && !stands_at_end(conn, answer_direction(conn))) {
-		if (answers->lock == TENTATIVE)
-			answers->lock = SEEKING;
-	} else if (answers->lock != SEEKING && (conn->answered == AT_END || (conn->answered && own_call))) {
+	} else if (responses->lock != SEEKING && !stands_at_end(conn, response_direction(conn))) {
+		if (responses->lock == TENTATIVE)
+			responses->lock = SEEKING;
+	} else if (responses->lock != SEEKING && (conn->answered == AT_END || (conn->answered && own_call))) {
 		conn->answered = 0;
 		conn->mark = conn->asked;
 		if (++conn->confirmations >= EXCHANGES_TO_FIND) {
@@ -139,7 +139,7 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 				conn->acks_unread = 0;
 			}
 			c->lock = LOCKED;
-			answers->lock = LOCKED;
+			responses->lock = LOCKED;
 			conn->chaining = 0;
 			conn->tolerated = 0;
 			conn->is_kafka = 1;
@@ -150,12 +150,12 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 		keep_chained(conn, c, api_key, correlation_id);
 		withhold(c, correlation_id);
 	}
-	conn->own_calls += own_call && conn->own_calls < MAX_UNANSWERED; // last: an answer may be processed on another CPU
+	conn->own_calls += own_call && conn->own_calls < MAX_UNANSWERED; // last: a response may be processed on another CPU
 	return found;
 }
 
-// Record the answer to the last completed request while a position is lost. It may start or confirm an exchange.
-static inline void answer_matched(struct conn *conn, struct cursor *c)
+// Record the response to the last completed request while a position is lost. It may start or confirm an exchange.
+static inline void response_matched(struct conn *conn, struct cursor *c)
 {
 	u32 number = conn->completed - 1;
 	if (c->lock == SEEKING) {

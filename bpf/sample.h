@@ -82,7 +82,7 @@ struct close_data {
 	u64 silence_ns; // silence before the first sent payload that is not acknowledged
 	// Start of the last burst: payloads in either direction with gaps below BURST_NS. The first payload in the other
 	// direction also belongs to it within REPLY_NS of its start, if the burst has at most ALERTS_BYTES so far and did not
-	// start with a broker's answer.
+	// start with a broker's response.
 	u64 burst_ns;
 	u64 pause_ns; // silence before the burst
 	u64 sent_bytes;
@@ -103,7 +103,7 @@ struct close_data {
 	u8 keepalive;
 	u8 owner_exiting;
 	u8 burst_direction; // direction of its first payload, enum direction
-	u8 burst_answers;   // its first payload is a broker's and follows one of the client
+	u8 burst_response;  // its first payload is a broker's and follows one of the client
 	u8 pad[7];
 };
 

@@ -27,7 +27,7 @@ _AGENT = {
     "first_event_s": ("start of the agent to its first event with a cache of compiled programs, in s", 1, ".1f"),
     "first_event_without_cache_s": ("the same with `--cache-dir off`", 1, ".1f"),
     "agent_rss_mb": ("peak resident memory of the agent, with its HTTP server, in MiB", 1, ".1f"),
-    "records_lost": ("losses of all kinds, summed", 1, ".0f"),
+    "losses": ("losses of all kinds, summed", 1, ".0f"),
 }
 _SPREAD = ("median", "min", "max")
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kafka_probe import config, events, flows, load_shedding, sending, server, workloads
 from kafka_probe.archive import archive
 from kafka_probe.capture import programs
-from kafka_probe.connections import exchange, frames, refused_produces, topic_names, tracker
+from kafka_probe.connections import exchange, frame_reader, refused_produces, topic_names, tracker
 from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
@@ -142,7 +142,7 @@ def loss_table() -> str:
     before_connections = programs, workloads, kubernetes
     modules = (
         *before_connections,
-        frames,
+        frame_reader,
         tracker,
         refused_produces,
         flows,
@@ -253,8 +253,8 @@ The flags of `kafka-probe-pipeline run`. Each is also a variable: `--events-topi
         "Events",
         """
 The agent writes one JSON object per line, and many lines per Kafka record. The key of the record is the `agent_id`,
-so the events of one agent stay in order. Any field may be null or absent. Times and durations are in µs, unless the
-name of the field ends in `_ms`.
+so the events of one agent stay in order. Any field may be null or absent. Times and durations are in µs, those of
+fields named `ns`, `…_ns` or `…_ms` in ns or ms.
 
 Latencies are counted in exponential buckets: bucket *i* holds (2^(*i*/8), 2^((*i*+1)/8)] seconds. Histograms of many
 agents can be added, and each latency is known within 4.4 %. *i* is the index at scale 3 of OpenTelemetry's
@@ -278,12 +278,17 @@ stay constant.
         "Metrics",
         """
 The agent serves these on `/metrics`. [The guide](../guide/monitoring.md#labels-are-bounded) explains the labels. No
-metric adds the two ends of a connection: pick a `side`.
+metric adds the two ends of a connection: pick a `side`. The pipeline has [metrics of its own](pipeline-metrics.md).
 """,
-        f"{metric_table()}\n## Of the pipeline\n\n"
-        "`kafka-probe-pipeline run` serves these with `--listen`. "
-        "The label `query` is `traffic`, `diagnosis` or `archive`.\n\n"
-        f"{pipeline_metric_table()}",
+        metric_table(),
+    ),
+    Page(
+        "pipeline-metrics",
+        "Metrics of the pipeline",
+        """
+`kafka-probe-pipeline run` serves these with `--listen`. The label `query` is `traffic`, `diagnosis` or `archive`.
+""",
+        pipeline_metric_table(),
     ),
     Page(
         "protocol",

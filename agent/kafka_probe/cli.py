@@ -189,7 +189,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per frame")
 @click.option("-v", "--verbose", is_flag=True, help="show more items of each list")
 def follow(file: Path | None, *, as_json: bool, verbose: bool, **flags: str | None) -> None:
-    """Show connections as people read them: each request with its answer, pauses and the end."""
+    """Show connections as people read them: each request with its response, pauses and the end."""
     from kafka_probe.follow import FollowSink, follow_settings
 
     choice = {name: flags.pop(name) for name in ("client", "workload", "pid", "address", "connection", "api")}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.grouping import FramesByConnection, Key
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames

@@ -1,8 +1,8 @@
 """Shows conversations for `kafka-probe follow`: the frames of chosen connections, as people read them, while they pass.
 
-Once per interval each connection with new frames gets a block of lines. A request that has waited for its answer for a
-second by then has its line before the answer, which then has one of its own. Frames that wait take at most some 24 MiB:
-the part of `--memory-limit` that is for the sinks of `run`.
+Once per interval each connection with new frames gets a block of lines. A request that has waited for its response for
+a second by then has its line before the response, which then has one of its own. Frames that wait take at most some
+24 MiB: the part of `--memory-limit` that is for the sinks of `run`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kafka_probe.conversations.conversation import (
     reminder,
     row,
 )
-from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, Joiner
+from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, Joiner
 from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import UsageError
 from kafka_probe.setting_types import ArchiveFilter, RequestEvents
@@ -148,7 +148,7 @@ class FollowSink(StdoutSink):
         lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _OF_FRAMES]
         if any(count for _, count in lost):
             counted = ", ".join(f"{name} {count}" for name, count in lost if count)
-            self._notice(f"Frames or answers may be missing, lost since the interval before: {counted}.")
+            self._notice(f"Frames or responses may be missing, lost since the interval before: {counted}.")
         self._lost = losses
         self._samples = self._left_out = 0
         if shown:

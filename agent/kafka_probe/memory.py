@@ -124,7 +124,7 @@ def bounds_of(config: Config, *, archives: bool = True) -> Bounds:
         "waiting events (--sink-buffer-bytes)": config.sink_buffer_bytes,
         "events in transit": IN_TRANSIT_BYTES,
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
-        "HTTP answers": HTTP_BYTES,
+        "HTTP responses": HTTP_BYTES,
     }
     if archives and config.archives:
         fixed["recorder (--recorder-bytes) and waiting frames"] = config.recorder_bytes + ARCHIVE_WAITING_BYTES

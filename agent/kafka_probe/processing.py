@@ -12,7 +12,7 @@ from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames

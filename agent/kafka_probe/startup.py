@@ -20,7 +20,7 @@ from kafka_probe.config import Config
 from kafka_probe.connections.listing import Listing
 from kafka_probe.memory import Bounds
 from kafka_probe.privileges import Capability, give_up_all_but
-from kafka_probe.protocol.copy_rules import copy_rules
+from kafka_probe.protocol.kernel_allow_list import copy_rules
 from kafka_probe.workloads import Cgroups
 
 # Since this kernel version, a process without CAP_BPF may read a map whose descriptor it holds: kernel/bpf/syscall.c.

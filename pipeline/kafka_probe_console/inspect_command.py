@@ -44,7 +44,9 @@ Examples:
 @click.option("--slower", "slower_ms", type=float, metavar="MS", help="answers that took at least so long")
 @click.option("--correlation-id", type=int, metavar="N", help="correlation id")
 @click.option("--cause", metavar="CAUSE", help="cause of the connection's end, such as middlebox_reset")
-@click.option("--conversation", is_flag=True, help="show connections as people read them: requests with their answers")
+@click.option(
+    "--conversation", is_flag=True, help="show connections as people read them: requests with their responses"
+)
 @click.option("--count", is_flag=True, help="print only the number of frames")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most frames or connections")
 @click.option("--sort", type=click.Choice(["time", "latency", "bytes"]), default="time", show_default=True)

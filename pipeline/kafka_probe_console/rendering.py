@@ -7,7 +7,7 @@ from itertools import chain, islice
 
 from kafka_probe.conversations import conversation
 from kafka_probe.conversations.conversation import ConnectionEnd
-from kafka_probe.conversations.frames import CopiedFrame
+from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.wording import with_contents, words
 from kafka_probe_console import selection
 from kafka_probe_console.errors import NothingFoundError

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from kafka_probe.conversations.conversation import ConnectionEnd
-from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, joined
+from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, joined
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.errors import NothingFoundError

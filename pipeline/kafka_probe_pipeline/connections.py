@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.event_rows import RECEIVED
-from kafka_probe_pipeline.lifecycle import CONNECTION
+from kafka_probe_pipeline.flow_ids import CONNECTION
 from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
 
 SIDES = ("client", "server")

@@ -19,7 +19,7 @@ from kafka_probe_pipeline import (
     agents,
     connections,
     event_rows,
-    lifecycle,
+    flow_ids,
     output,
     source,
     spark_session,
@@ -211,14 +211,14 @@ class Diagnosis:
             tables.agent_reports.add(events.transform(event_rows.agents), batch_id)
         if news.opens_without_id:
             opens = opens.transform(
-                lifecycle.with_flow_ids,
+                flow_ids.with_flow_ids,
                 tables.opens.read(since_us, batch_id - 1).unionByName(opens),
                 tables.closes.read(since_us, batch_id - 1).unionByName(closes),
             )
         if news.opens:
             tables.opens.add(opens, batch_id)
         if news.closes_without_id:
-            closes = closes.transform(lifecycle.with_flow_ids_of_opens, tables.opens.read(since_us, batch_id))
+            closes = closes.transform(flow_ids.with_flow_ids_of_opens, tables.opens.read(since_us, batch_id))
         if news.closes:
             tables.closes.add(closes, batch_id)
         return opens, closes

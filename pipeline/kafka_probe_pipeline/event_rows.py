@@ -9,13 +9,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline.source import MOST_TOPICS, spark_schema, struct_of
+from kafka_probe_pipeline.source import MOST_TOPICS, TIMES, spark_schema, struct_of
 
 RECEIVED = "received_ts"
 """When Kafka got the event, by its clock; the other times are of the agent's clock."""
 TOPICS_OF_CONNECTION = 21
 """Most topics of an open or a close: an agent names 20, and sums the others in one entry."""
-_TIMES = ("ts", "since", "closing_ts", "still_open_ts", "complete_since", "complete_until")
+_TIMES = ("ts", *TIMES)
 _MINUTE_US = 60_000_000
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.fetch_sessions import FetchSession
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker

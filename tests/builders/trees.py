@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
-from kafka_probe.protocol.copy_rules import HIDDEN
 from kafka_probe.protocol.facts import SetStatus
+from kafka_probe.protocol.kernel_allow_list import HIDDEN
 from kafka_probe.protocol.schemas import Api, SchemaField, apis, fields_of
 
 CLIENT_ID = "billing-1"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kafka_probe.capture.sample import Flag, SampleKind
-from kafka_probe.protocol.copy_rules import LIMITS
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import SetStatus, Status
+from kafka_probe.protocol.kernel_allow_list import LIMITS
 from kafka_probe.protocol.schemas import Api, SchemaField, apis
 from tests.builders.trees import CLIENT_ID, FOREIGN, Full, Message, Records, generated, present
 from tests.builders.wire import API_VERSIONS, PRODUCE, request, response

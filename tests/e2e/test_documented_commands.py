@@ -50,6 +50,7 @@ ELSEWHERE = {
     "make test": (".ci/run", "make test"),
     "make setup": ("tests/unit/test_setup.py", '"make", "-s", "setup-tests"'),
     "make soak": ("tests/nodes/check_soak.py", "endure(MINUTES"),
+    ".venv/bin/kafka-probe inspect": ("tests/unit/console/test_inspect.py", READ),
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),
     ". .venv/bin/activate": ("tests/lab/spark.py", "ACTIVE = {"),

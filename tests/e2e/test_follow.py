@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.root, pytest.mark.broker]
 GUIDE = Path(__file__).parents[2] / "docs/guide/host.md"
 RECORDS = 20
 REQUEST = re.compile(r"\d\d:\d\d:\d\d\.\d{6}  (\w+) (\d+) #(\d+), \d+ bytes\b")
-ANSWER = re.compile(r" {17}answer after [\d.]+ m?s, \d+ bytes\b|\d\d:\d\d:\d\d\.\d{6}  answer after [\d.]+ m?s to \w+ ")
+RESPONSE = re.compile(
+    r" {17}response after [\d.]+ m?s, \d+ bytes\b|\d\d:\d\d:\d\d\.\d{6}  response after [\d.]+ m?s to \w+ "
+)
 
 
 def load(bootstrap: str) -> None:
@@ -65,7 +67,7 @@ def exchanges(text: str) -> tuple[Counter[tuple[str, str, int]], int]:
             client = re.split(r"[ ,]", line)[1]
         elif found := REQUEST.match(line):
             requests[client, found[1], int(found[2])] += 1
-        elif ANSWER.match(line):
+        elif RESPONSE.match(line):
             answers += 1
     return requests, answers
 
@@ -106,7 +108,7 @@ def test_it_shows_every_request_with_its_answer_at_either_end(tmp_path: Path) ->
     text = client.read_text()
     assert "load-producer (kafka-python " in text
     assert re.search(
-        rf"Fetch .*\n.*answer after .*load\[0\]: high watermark {RECORDS}\b.* records {RECORDS}\b", text
+        rf"Fetch .*\n.*response after .*load\[0\]: high watermark {RECORDS}\b.* records {RECORDS}\b", text
     ), text
     assert "JoinGroup" in text
     (documented,) = re.findall(r"^```text\n(client load-producer .*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
@@ -114,6 +116,6 @@ def test_it_shows_every_request_with_its_answer_at_either_end(tmp_path: Path) ->
     assert "closed by local (fin)" in text
     assert "closed by peer (fin)" in server.read_text()
     hidden = re.search(
-        r"Fetch .*\n.*answer after .*load\[0\]: .* (\d+) bytes of records, records not counted", server.read_text()
+        r"Fetch .*\n.*response after .*load\[0\]: .* (\d+) bytes of records, records not counted", server.read_text()
     )
     assert hidden, server.read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.copy_rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, SchemaField, apis
 from tests.builders.api_names import api_name
 from tests.builders.expected import expected

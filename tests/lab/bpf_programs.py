@@ -7,8 +7,12 @@ import json
 import re
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+Compile = Callable[..., Any]
+"""Compiles a text behind a header of bpf/ to BCC's object."""
 
 _BPF, _PROG_GET_NEXT_ID = 321, 11  # x86-64; include/uapi/linux/bpf.h
 

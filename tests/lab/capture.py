@@ -19,7 +19,7 @@ from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import DATA_BYTES, Flag, Protocol, SampleKind, Samples
 from kafka_probe.connections.close_reason import read_close
-from kafka_probe.connections.frames import FrameReader, Frames
+from kafka_probe.connections.frame_reader import FrameReader, Frames
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.startup import rules
 from kafka_probe.workloads import Cgroups, Owner

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_pipeline import source
 from kafka_probe_pipeline.frames import SCHEMA, frames
 from kafka_probe_pipeline.maintenance import Maintenance
@@ -26,7 +27,6 @@ from tests.lab.pipeline_job import Run
 pytestmark = pytest.mark.spark
 
 NOON = datetime.fromtimestamp(NOON_US / 1e6, UTC)
-METADATA = 3
 
 
 def reasons(spark: SparkSession, *events: Event) -> list[str | None]:
@@ -47,7 +47,12 @@ def test_a_row_has_what_the_kernel_copied_and_where(spark: SparkSession) -> None
     first, second = source.received(parsed).transform(frames).collect()
     assert first.asDict().keys() == {*SCHEMA.names}
     assert (bytes(first["data"]), bytes(second["data"])) == (b"\0\xff", b"")
-    assert (first["flow_id"], first["side"], first["api_key"], first["flags"]) == ("f" * 16, "client", METADATA, 0)
+    assert (first["flow_id"], first["side"], first["api_key"], first["flags"]) == (
+        "f" * 16,
+        "client",
+        ApiKey.METADATA,
+        0,
+    )
     assert (second["ts"] - first["ts"], second["ns"]) == (timedelta(milliseconds=1), 1_000_000)
     assert first["ts"].replace(tzinfo=UTC) == NOON
     assert first["hour"] == NOON.hour
@@ -91,7 +96,7 @@ def test_the_sequence_of_samples_is_what_the_agent_sent_also_after_hours_were_me
     fed = Fed(archive={"archive": "all"})
     fed.see(*(opened(conn, rx_base=conn, tx_base=2) for conn in range(1, 4)))
     for number in range(600):
-        samples = stream(request(METADATA, 12, number % 3 + 1), response(METADATA, 12, number % 3 + 1))
+        samples = stream(request(ApiKey.METADATA, 12, number % 3 + 1), response(ApiKey.METADATA, 12, number % 3 + 1))
         samples["correlation_id"], samples["ts_ns"] = number, number * 10**6
         fed.see(samples)
     sent = fed.archive_sink.events

@@ -36,7 +36,7 @@ WITH_SPARK = {
     "agents": ("agents", "verdicts", "storms"),
     "connections": ("connections", "verdicts", "storms"),
     "incidents": ("incidents", "storm_rules", "storms"),
-    "lifecycle": ("connections", "verdicts"),
+    "flow_ids": ("connections", "verdicts"),
     "scopes": ("storms", "agents"),
     "storms": ("storms",),
     "verdicts": ("verdicts", "connections", "storms"),

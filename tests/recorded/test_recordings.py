@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.copy_rules import HEADER_ONLY
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY
 from tests.builders import oracle
 from tests.builders.recordings import names
 from tests.builders.wire import Seen

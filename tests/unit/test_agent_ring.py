@@ -266,7 +266,7 @@ def test_a_turn_takes_over_a_part_of_the_list_of_older_connections() -> None:
         loop.turn()
         left.append(listing.left)
     assert left == [_LISTED_AT_ONCE + 1, 1, 0]
-    assert fed.processor.tracker._seen is None  # else it would grow with each connection
+    assert fed.processor.tracker._listed._seen is None  # else it would grow with each connection
     assert len(loop._reports) == 1
 
 
@@ -281,7 +281,7 @@ def test_a_stop_takes_over_the_rest_of_a_list_that_is_complete() -> None:
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:
     agent = Agent(Config(node="node-1"), Kept())
     agent.run(NoPrograms(LateRing(3, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
-    assert agent._processor.tracker._seen is None  # else it would grow with each connection
+    assert agent._processor.tracker._listed._seen is None  # else it would grow with each connection
 
 
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:

@@ -94,7 +94,7 @@ def test_requests_have_their_answers_below_them_and_the_close_is_the_last_line(f
     assert lines[0].startswith(f"client {CLIENT_ID}, billing (process")
     assert lines[1].startswith("10.0.0.7:40001 to 10.0.0.1:9092, seen at the client's end on node-1, flow ")
     assert "Metadata 1 #1, 60 bytes: " in lines[2]
-    assert lines[3].strip().startswith("answer after 1.5 ms, 300 bytes: ")
+    assert lines[3].strip().startswith("response after 1.5 ms, 300 bytes: ")
     assert "Heartbeat 1 #2" in lines[4]
     assert len(lines) == 6
     ending = closed(1, ts_ns=ns_ago(0), error=104, first_state=7, closing_ns=ns_ago(0), sent_ns=ns_ago(30))
@@ -106,11 +106,11 @@ def test_requests_have_their_answers_below_them_and_the_close_is_the_last_line(f
 def test_a_request_that_waits_has_its_line_first_and_its_answer_one_of_its_own(followed: Follower) -> None:
     *_, line, waits = followed.interval(opened(1, rx_base=1, tx_base=2), asked(1, ago_s=1.5))
     assert "Metadata 1 #1" in line
-    assert waits.strip() == "no answer yet"
+    assert waits.strip() == "no response yet"
     assert followed.interval() == []
     silence, answer = followed.interval(answered(1))
     assert silence.strip().endswith("s of silence")
-    assert "  answer after 1.5 ms to Metadata 1 #1, 300 bytes: " in answer
+    assert "  response after 1.5 ms to Metadata 1 #1, 300 bytes: " in answer
     assert followed.interval(asked(2, ago_s=0.2)) == []  # its answer may be on its way
 
 
@@ -246,7 +246,7 @@ def test_what_waits_at_the_end_is_printed(followed: Follower) -> None:
     followed.sink.close(1)
     text = os.read(followed.read, 1 << 16).decode()
     assert "Metadata 1 #7" in text
-    assert text.endswith("no answer seen\n")
+    assert text.endswith("no response seen\n")
 
 
 def test_when_there_is_nothing_to_show_a_sentence_tells_what_there_is() -> None:

@@ -24,12 +24,12 @@ from kafka_probe.capture.sample import DATA_BYTES, NO_API, Flag, Samples
 from kafka_probe.config import DaemonConfig
 from kafka_probe.connections.close_reason import JUST_NS, read_close
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.pending_closes import PendingClose
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import OWNER_NAMES, FrameSamples, FramesEvent, WallClock
-from kafka_probe.protocol.copy_rules import rules_hash
+from kafka_probe.events import OWNER_NAMES, CloseFacts, FrameSamples, FramesEvent, WallClock
+from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe.protocol.schemas import apis
 
 LOSSES = {
@@ -98,7 +98,13 @@ class Archive:
         """Yield events with the newest frames of the connections that did not end normally, and forget all of them."""
         if not self._records:
             return
-        ended_badly = [closed for closed in settled if not closed.connection.internal and _mark(closed)]
+        ended_badly = []
+        for closed in settled:
+            facts = None if closed.connection.internal else _abnormal(closed)
+            if facts:
+                self._tracker.note_frames(closed, 0, evicted=False)
+            if facts and facts["last_request_bytes"] is not None:  # the recorder may have frames of it
+                ended_badly.append(closed)
         most = min(max(_SAMPLES_OF_ALL // max(len(ended_badly), 1), _LEAST_SAMPLES), _MOST_SAMPLES)
         at_once = _SAMPLES_AT_ONCE // most
         for start in range(0, len(ended_badly), at_once):
@@ -108,7 +114,7 @@ class Archive:
             counts = Counter(firsts["conn"].tolist())
             asked = {*firsts["conn"][firsts["flags"] & _RESPONSE == 0].tolist()}
             for conn, closed in closes.items():
-                closed.recorded, closed.evicted = counts[conn], conn not in asked
+                self._tracker.note_frames(closed, counts[conn], evicted=conn not in asked)
             connections = {conn: closed.connection for conn, closed in closes.items()}
             if self._by_sample:  # those that were dropped before are sent again, the others were sent
                 found = found[(found["ts_ns"] <= self._dropped_ns) | ~self._of_samples(found, connections)]
@@ -245,8 +251,8 @@ def _has_address(end: str, address: str) -> bool:
     return address in (end, host, host.strip("[]"))
 
 
-def _mark(closed: PendingClose) -> bool:
-    """Note that the recorder has nothing of a close that is not normal. Return True if it may have frames of it.
+def _abnormal(closed: PendingClose) -> CloseFacts | None:
+    """Return the facts of a close that is not normal; None of a normal one.
 
     A close is normal if the client closed the connection in order, right after a response.
     """
@@ -255,10 +261,7 @@ def _mark(closed: PendingClose) -> bool:
     by_client = facts["closed_by"] == ("peer" if connection.identity.server_side else "local")
     idle_us = facts["idle_us"] or 0
     in_order = facts["how"] == "fin" and by_client and not facts["in_flight"] and not facts["owner_exiting"]
-    if in_order and not connection.auth_error and idle_us < JUST_NS // 1000:
-        return False
-    closed.recorded, closed.evicted = 0, False
-    return facts["last_request_bytes"] is not None
+    return None if in_order and not connection.auth_error and idle_us < JUST_NS // 1000 else facts
 
 
 def _frames_event(samples: Samples, connections: Mapping[int, Connection], clock: WallClock) -> FramesEvent:

@@ -3,8 +3,10 @@
 The kernel (5.6) verifies a global function once, for any argument, and not again at each call: so a program can call
 the cursor's steps a thousand times. BCC compiles functions one by one and does not support calls between them. In C
 such a call is the call of a helper with a reserved number; `link` turns it into a call of the function, which it
-appends to the program. Values that differ between starts are numbers in the code, too, which `link` replaces: so code
-that was compiled once fits every start. This module makes no system calls.
+appends to the program. Maps and the agent's process id, which differ between starts, are numbers in the code, too,
+which `link` replaces: so code that was compiled once fits every start. The process id is not in a map, because with a
+lookup programs with a perf buffer would exceed the verifier's limit of a million instructions. This module makes no
+system calls.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 _CALLED = (
     *("run_send", "run_receive", "hop_send", "hop_receive"),
-    *("take_request", "take_answer", "is_urgent"),
+    *("take_request", "take_response", "is_urgent"),
     *("share_frame", "share_notice"),
 )
 # Helper numbers that the kernel does not have, by the name of the global function.

@@ -21,7 +21,7 @@ _RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 
 @dataclass(frozen=True, slots=True)
 class KernelRule:
-    """A rule of protocol/copy_rules.py in the form of the kernel's map. Limits are in bytes.
+    """A rule of protocol/kernel_allow_list.py in the form of the kernel's map. Limits are in bytes.
 
     flags: enum rule_flag of bpf/maps.h. request_program, response_program: copy programs of ops of enum op; empty if
     the body is copied unchanged.

@@ -100,7 +100,7 @@ CLOSE_DATA = np.dtype(
         ("keepalive", "u1"),
         ("owner_exiting", "u1"),
         ("burst_direction", "u1"),
-        ("burst_answers", "u1"),
+        ("burst_response", "u1"),
         ("pad", "u1", (7,)),
     ]
 )

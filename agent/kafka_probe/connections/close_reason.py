@@ -60,7 +60,7 @@ def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS)
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1 or (how == "rst_sent" and not peers)
     brief = data["burst_bytes"] <= ALERTS_BYTES and began_ns - data["burst_ns"] < JUST_NS
     killed = data["owner_exiting"] and data["first_state"] != _CLOSE_WAIT
-    if tls and orderly and brief and not data["burst_answers"] and not killed:
+    if tls and orderly and brief and not data["burst_response"] and not killed:
         # The end that sends close_notify first closes the connection, even if the other FIN comes first; and
         # close_notify does not end an idle time. A peer closes at once after close_notify: if this end closed later,
         # and no FIN had arrived, the peer had sent something else.

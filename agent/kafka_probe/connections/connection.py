@@ -24,7 +24,7 @@ from kafka_probe.workloads import Workload
 class Connection:
     """One end of a connection. BPF programs copy no frame of it before it has proven to speak Kafka.
 
-    `learn` and `fetch` change it: only the tracker calls them.
+    Only the tracker changes it, also by `learn` and `fetch`.
     """
 
     identity: Identity

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Literal, cast
 
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import RequestEvent, RequestParameters, RequestTopic, WallClock, codec_name

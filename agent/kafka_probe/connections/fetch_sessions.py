@@ -15,7 +15,7 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts, text_bytes
@@ -33,7 +33,7 @@ class FrameRole(Enum):
     ALONE = auto()  # a full request without a session: it ends the previous session
     FULL = auto()  # begins a session with the partitions that it names
     INCREMENTAL = auto()
-    ANSWER = auto()
+    RESPONSE = auto()
 
 
 _ROLES: dict[int | None, FrameRole] = {0: FrameRole.FULL, 1: FrameRole.INCREMENTAL}
@@ -63,7 +63,7 @@ def naming(facts: Facts) -> Naming | None:
     epoch = facts.number(Fact.SESSION_EPOCH)
     if not facts.response and epoch is None and not complete:
         return None
-    role = FrameRole.ANSWER if facts.response else _ROLES.get(epoch, FrameRole.ALONE)
+    role = FrameRole.RESPONSE if facts.response else _ROLES.get(epoch, FrameRole.ALONE)
     return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
 
 
@@ -161,7 +161,7 @@ class FetchSession:
                 return self._known and self._size == _size(frame.added) and self._holds(frame.added)
             case FrameRole.INCREMENTAL:
                 return self._holds(frame.added) and self._lacks(frame.forgotten)
-            case FrameRole.ANSWER:
+            case FrameRole.RESPONSE:
                 return self._known or self._holds(frame.added)
 
     def _holds(self, topics: dict[Topic, set[int]]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 
 Key = tuple[int, int]
 """A connection, by the kernel's id, and the number of a shape."""

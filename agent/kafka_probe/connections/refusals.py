@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.connections.fetch_sessions import Topic
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_CODES
 from kafka_probe.protocol.facts import Facts, MeasureKind, Shape, text_bytes

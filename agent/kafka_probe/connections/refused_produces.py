@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.grouping import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduce, LastProduces
 from kafka_probe.connections.refusals import Refusals, Sums

@@ -19,6 +19,7 @@ from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
+from kafka_probe.connections.listed import ListedConnections, ends_of
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingClose, PendingCloses, without_response
 from kafka_probe.connections.repeats import Repeats, SocketEnds
@@ -71,9 +72,7 @@ class Tracker:
         self._nat = nat
         self._clients = Clients(self.budget)
         self._connections: dict[int, Connection] = {}
-        # Listed connections without a sample yet, by namespace and ends; and until the list ends, those with samples.
-        self._listed: dict[SocketEnds, Connection] = {}
-        self._seen: set[SocketEnds] | None = set()
+        self._listed = ListedConnections(bounds.connections)
         self._unreported: dict[int, Connection] = {}  # by `conn_id`
         self._lost_unreported: deque[Connection] = deque()  # those whose close was lost
         self._resets: deque[Sample] = deque()
@@ -102,7 +101,7 @@ class Tracker:
 
         A listed connection whose first sample arrives between the two copies is returned twice or not at all.
         """
-        known = *tuple(self._listed.values()), *tuple(self._connections.values())
+        known = *self._listed.all(), *tuple(self._connections.values())
         return tuple(connection for connection in known if not connection.closed)
 
     def learn(self, connection: Connection, facts: Facts) -> None:
@@ -163,20 +162,19 @@ class Tracker:
 
         None: a connection that did not fit into the list.
         """
-        seen = self._seen or set()
         for one in listed:
             if one is None:
                 self.losses["connection_limit"] += 1
                 continue
             identity, owner = one
-            ends = identity.netns, identity.local, identity.peer
-            if ends not in seen and self._has_slot_for_connection():
-                self._listed[ends] = added = self._add(identity, self._workload(identity, owner), now_ns)
+            if not self._listed.had_sample(ends_of(identity)) and self._has_slot_for_connection():
+                added = self._add(identity, self._workload(identity, owner), now_ns)
+                self._listed.add(added)
                 self._unreported[added.conn_id] = added
 
     def end_list(self) -> None:
         """Note that all parts of the list were added, or that there is no list."""
-        self._seen = None
+        self._listed.end_list()
 
     def refusing(self, closes: Samples) -> dict[int, int]:
         """Return the connections that brokers may have closed to refuse a request: the kernel's ids and times in ns.
@@ -218,14 +216,12 @@ class Tracker:
 
     def orphans(self) -> list[SocketEnds]:
         """Return the connections without a sample whose process has ended."""
-        processes = {connection.workload.process for connection in self._listed.values()}
-        ended = {process for process in processes if self._resolver.ended(process)}
-        return [ends for ends, connection in self._listed.items() if connection.workload.process in ended]
+        return self._listed.orphans(self._resolver)
 
     def forget_listed(self, orphans: Iterable[SocketEnds]) -> None:
         """Delete the orphans that still have no sample, and count their closes as unknown."""
         for ends in orphans:
-            connection = self._listed.pop(ends, None)
+            connection = self._listed.pop(ends)
             if connection:
                 self._lose(connection)
 
@@ -239,6 +235,10 @@ class Tracker:
         Call it every second.
         """
         return self._pending_closes.settle(until_ns)
+
+    def note_frames(self, closed: PendingClose, frames: int, *, evicted: bool) -> None:
+        """Add to a settled close how many frames the archive has of its connection."""
+        closed.recorded, closed.evicted = frames, evicted
 
     def awaits_close(self, conn: int) -> bool:
         """Return True if a connection, by the kernel's id, is open or its close is not settled."""
@@ -294,7 +294,7 @@ class Tracker:
         open_ns: time up to which closes are known. The iterator keeps no connection: one that closes before the
         iterator reaches it has no such event.
         """
-        ids, listed = self._repeats.due(reversed(self._connections), self._listed.keys(), open_ns)
+        ids, listed = self._repeats.due(reversed(self._connections), self._listed.ends(), open_ns)
         due = chain(map(self._connections.get, ids), map(self._listed.get, listed))
         return (open_event(one, None, clock, open_ns) for one in due if one and not one.closed)
 
@@ -363,10 +363,9 @@ class Tracker:
             known.workload = workload
             self._count(known)
             return
-        ends = identity.netns, identity.local, identity.peer
-        if self._seen is not None and len(self._seen) < self._bounds.connections:
-            self._seen.add(ends)
-        connection = self._listed.pop(ends, None)
+        ends = ends_of(identity)
+        self._listed.note_sample(ends)
+        connection = self._listed.pop(ends)
         if connection:
             connection.identity = identity
             connection.workload = connection.workload if workload is NOBODY else workload

@@ -1,4 +1,4 @@
-"""A connection as people read it: its frames in order, each request with its answer, with pauses and its end."""
+"""A connection as people read it: its frames in order, each request with its response, with pauses and its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kafka_probe.conversations.frames import NO_API, CopiedFrame
+from kafka_probe.conversations.copied_frames import NO_API, CopiedFrame
 from kafka_probe.conversations.wording import with_contents, words
 
 SILENCE_NS = 1_000_000_000
@@ -20,7 +20,7 @@ COLUMNS = (
     *("direction", "frame_bytes", "latency_us", "contents"),
 )
 """The values of a frame in a row."""
-_MOST_WAITING = 1024  # requests without an answer that are held to be shown with it
+_MOST_WAITING = 1024  # requests without a response that are held to be shown with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class ConnectionEnd:
 class Conversation:
     """Takes the frames of one end of a connection in their order, and yields the lines that show them.
 
-    A request has a line with its time, and its answer one with the time that it took. Both are yielded as soon as the
-    answer is there. Kafka answers in order: what was asked before an answered request has no answer any more.
+    A request has a line with its time, and its response one with the time that it took. Both are yielded as soon as the
+    response is there. Kafka answers in order: what was asked before an answered request has no response any more.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -51,7 +51,7 @@ class Conversation:
 
     @property
     def waiting(self) -> int:
-        """Return the number of requests that wait for their answer."""
+        """Return the number of requests that wait for their response."""
         return len(self._waiting)
 
     def add(self, frame: CopiedFrame) -> Iterator[str]:
@@ -68,17 +68,17 @@ class Conversation:
         yield from self._lines(self._waiting.popleft() if request else None, frame)
 
     def waiting_since(self, until_ns: int) -> Iterator[str]:
-        """Yield the lines of requests sent until then that have no answer yet. A later answer has a line of its own."""
+        """Yield the lines of requests sent until then without a response. Later responses have lines of their own."""
         while self._waiting and self._waiting[0].first.ns <= until_ns:
-            yield from self._lines(self._waiting.popleft(), None, without="no answer yet")
+            yield from self._lines(self._waiting.popleft(), None, without="no response yet")
 
     def rest(self) -> Iterator[str]:
-        """Yield the lines of all requests without an answer."""
+        """Yield the lines of all requests without a response."""
         while self._waiting:
             yield from self._lines(self._waiting.popleft(), None)
 
     def _lines(
-        self, request: CopiedFrame | None, response: CopiedFrame | None, without: str = "no answer seen"
+        self, request: CopiedFrame | None, response: CopiedFrame | None, without: str = "no response seen"
     ) -> Iterator[str]:
         frames = [frame for frame in (request, response) if frame]
         begin_ns, end_ns = frames[0].first.ns, frames[-1].first.ns
@@ -89,7 +89,7 @@ class Conversation:
             yield f"{clock(request)}  {self._described(title(request), request)}"
         if request and response:
             took, size = milliseconds(response.first.latency_us), response.first.frame_bytes
-            yield f"{INDENT}{self._described(f'answer after {took}, {size} bytes', response)}"
+            yield f"{INDENT}{self._described(f'response after {took}, {size} bytes', response)}"
         elif response:
             yield f"{clock(response)}  {self._described(title(response), response)}"
         elif request and request.facts.acks != 0:
@@ -143,14 +143,14 @@ def row(frame: CopiedFrame, end: ConnectionEnd | None) -> dict[str, object]:
 
 
 def title(frame: CopiedFrame) -> str:
-    """Return API, version, correlation id and size of a frame, and the time that an answer took."""
+    """Return API, version, correlation id and size of a frame, and the time that a response took."""
     first = frame.first
     known = f"{frame.api} {first.api_version} #{first.correlation_id}, {first.frame_bytes} bytes"
     if not frame.response:
         return known
     if first.api_key == NO_API:
-        return f"answer to a request that was not seen, #{first.correlation_id}, {first.frame_bytes} bytes"
-    return f"answer after {milliseconds(first.latency_us)} to {known}"
+        return f"response to a request that was not seen, #{first.correlation_id}, {first.frame_bytes} bytes"
+    return f"response after {milliseconds(first.latency_us)} to {known}"
 
 
 def clock(frame: CopiedFrame) -> str:

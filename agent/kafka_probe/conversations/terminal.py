@@ -14,7 +14,7 @@ from kafka_probe.conversations.conversation import CLIENT, INDENT
 LINE_LIMIT = 1 << 16
 """Most characters of a line: of each list it has up to 256 items."""
 _LEAST_COLUMNS, _USUAL_COLUMNS = 40, 80
-_END = re.compile(rf"{INDENT}(closed by |no answer|[\d.]+ s of silence$)")
+_END = re.compile(rf"{INDENT}(closed by |no response|[\d.]+ s of silence$)")
 
 
 class Terminal:

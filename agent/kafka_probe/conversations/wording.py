@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import TypeVar
 
-from kafka_probe.conversations.frames import CopiedFrame
+from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.events import codec_name
-from kafka_probe.protocol.copy_rules_by_version import copied_bodies
+from kafka_probe.protocol.archive_compatibility import copied_bodies
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
 from kafka_probe.protocol.schemas import apis

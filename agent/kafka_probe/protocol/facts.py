@@ -21,7 +21,7 @@ class Status(Enum):
     """The decoding status of a frame."""
 
     COMPLETE = "complete"  # every fact was read; bytes without facts may be missing
-    HEADER_ONLY = "header_only"  # the body of this API is never copied to user space, see copy_rules.py
+    HEADER_ONLY = "header_only"  # the body of this API is never copied to user space, see kernel_allow_list.py
     TRUNCATED = "truncated"  # the data ended before the last fact
     UNKNOWN_API = "unknown_api"
     UNKNOWN_VERSION = "unknown_version"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.copy_rules import LIMITS
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
+from kafka_probe.protocol.kernel_allow_list import LIMITS
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_of
 

@@ -28,8 +28,8 @@ from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.data_thread import DataThread
 from kafka_probe.server.http import application
 from kafka_probe.server.http_connection import HttpConnection, Listener
+from kafka_probe.server.http_loop import HttpLoop
 from kafka_probe.server.limits import HTTP_CPU_SHARE, PacedSelector
-from kafka_probe.server.loop import HttpLoop
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched

@@ -103,7 +103,7 @@ void pass_numbers(u32 requests, int matched)
 	conn->asked += requests;
 	conn->completed += requests;
 	if (matched)
-		conn->proven = conn->doubted_by_answers = conn->completed;
+		conn->proven = conn->doubted_by_responses = conn->completed;
 }
 
 // Return the number of the next request.

@@ -86,7 +86,7 @@ struct test_socket {
 #define CALL_HOP_SEND hop_send
 #define CALL_HOP_RECEIVE hop_receive
 #define CALL_TAKE_REQUEST take_request
-#define CALL_TAKE_ANSWER take_answer
+#define CALL_TAKE_RESPONSE take_response
 #define CALL_IS_URGENT is_urgent
 #define CALL_SHARE_FRAME share_frame
 #define CALL_SHARE_NOTICE share_notice

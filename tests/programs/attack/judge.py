@@ -1,9 +1,9 @@
 """Compares events with the wire: the effect of a flood on the agent and on its reports of honest clients.
 
-Requests of honest clients are counted where they were answered, by a capture of their broker's port. What a flood cost
-is what the agent's flows lack from the last interval before it to the last one before the next. Losses do not say whose
-requests were lost. Therefore a flood that counts its requests is part of a second account: losses must explain all
-requests, honest or not, that no flow counts.
+Requests of honest clients are counted where they were answered, by a capture of their broker's port. The agent's flows
+are compared with them from the last interval before a flood to the last one before the next. Losses have no owner:
+therefore a flood that counts its requests is part of a second account, in which losses must explain all requests,
+honest or not, that no flow counts.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def figures_of(
         "tshark_cpu_us_per_request": cpu("tshark"),
         "agent_rss_mb": [runs["agent"].rss_mb for runs in rounds],
         "tshark_rss_mb": [runs["tshark"].rss_mb for runs in rounds if "tshark" in runs],
-        "records_lost": [float(count) for count in lost],
+        "losses": [float(count) for count in lost],
         **others,
         "requests_per_s": [runs["none"].load.records_per_s for runs in rounds],
     }

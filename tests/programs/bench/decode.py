@@ -29,7 +29,7 @@ from kio.serial import entity_reader
 from kio.static.constants import EntityType
 
 from kafka_probe.capture.sample import SampleKind
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.flows import SUMMED
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.decoded import Decoded

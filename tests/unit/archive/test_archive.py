@@ -10,7 +10,7 @@ from kafka_probe.config import load
 from kafka_probe.errors import UsageError
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.copy_rules import rules_hash
+from kafka_probe.protocol.kernel_allow_list import rules_hash
 from tests.builders.fed_agent import Fed
 from tests.builders.messages import CLIENT_ID, TOPIC
 from tests.builders.samples import (

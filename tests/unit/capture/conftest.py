@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from kafka_probe.capture.compiler import flatten, sources
-
-Compile = Callable[..., Any]
+from tests.lab.bpf_programs import Compile
 
 
 @pytest.fixture

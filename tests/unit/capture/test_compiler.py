@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from kafka_probe.capture import compiler
@@ -11,9 +9,7 @@ from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import compile_programs, defines, sources
 from kafka_probe.capture.options import Options
 from kafka_probe.errors import StartError
-
-if TYPE_CHECKING:
-    from tests.unit.capture.conftest import Compile
+from tests.lab.bpf_programs import Compile
 
 pytestmark = pytest.mark.root
 

@@ -6,15 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.sample import PERF_SAMPLE
-
-if TYPE_CHECKING:
-    from tests.unit.capture.conftest import Compile
+from tests.lab.bpf_programs import Compile
 
 pytestmark = pytest.mark.root
 

@@ -6,16 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.capture.sample import SLOT
-
-if TYPE_CHECKING:
-    from tests.unit.capture.conftest import Compile
+from tests.lab.bpf_programs import Compile
 
 pytestmark = pytest.mark.root
 

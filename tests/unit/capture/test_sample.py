@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,7 @@ from kafka_probe.capture import sample
 from kafka_probe.capture.compiler import sources
 from kafka_probe.protocol.facts import SetStatus
 from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS
-
-if TYPE_CHECKING:
-    from tests.unit.capture.conftest import Compile
+from tests.lab.bpf_programs import Compile
 
 STRUCTS = {"sample": sample.SAMPLE, "open_data": sample.OPEN_DATA, "close_data": sample.CLOSE_DATA}
 HEADER = (sources() / "sample.h").read_text()

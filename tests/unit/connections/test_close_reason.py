@@ -117,7 +117,7 @@ CLOSE_NOTIFY = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_N
         ({}, "local", "fin", 7),
         ({"burst_direction": 1}, "peer", "fin", 7),
         ({"burst_direction": 1, "error": errno.EPIPE, "unacked_bytes": 24}, "peer", "fin", 7),
-        ({"burst_answers": 1}, "peer", "fin", 0),
+        ({"burst_response": 1}, "peer", "fin", 0),
         ({"burst_bytes": 129}, "peer", "fin", 0),
         ({"burst_ns": 18 * SECOND_NS}, "peer", "fin", 0),
         ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "error": errno.ECONNRESET}, "local", "rst_received", 7),

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_probe.capture.sample import Flag
 from kafka_probe.connections.exchange import ROWS, Exchanges
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import INTERNAL_CLIENT, RequestEvent

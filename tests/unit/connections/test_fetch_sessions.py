@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import SAMPLE
 from kafka_probe.connections.fetch_sessions import FetchSession, NamedFrames, naming
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.memory import MIB
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey

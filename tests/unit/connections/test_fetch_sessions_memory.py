@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.flows import SUMMED
 from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_budget
 from tests.builders.events import INTERVAL

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kafka_probe import processing
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.grouping import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduces
 from kafka_probe.connections.reassembly import portions

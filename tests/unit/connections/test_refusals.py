@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.refusals import Keys, Refusals, Sums
 from kafka_probe.connections.refused_produces import LOSSES
 from kafka_probe.protocol.facts import MeasureKind

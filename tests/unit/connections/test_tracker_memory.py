@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_probe.capture.sample import SampleKind
-from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.pending_closes import PendingCloses
 from kafka_probe.connections.tracker import _RESETS_PER_SLOT, Tracker
 from kafka_probe.flows import SUMMED

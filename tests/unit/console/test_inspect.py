@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import time
 from base64 import b64encode
 from dataclasses import dataclass
@@ -17,9 +19,9 @@ from click.testing import CliRunner, Result
 
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
-from kafka_probe.protocol import copy_rules_by_version
+from kafka_probe.protocol import archive_compatibility
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.copy_rules import rules_hash
+from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe_console import waiting
 from kafka_probe_console.inspect_command import inspect
 from tests.builders import tables as builder
@@ -35,6 +37,7 @@ API_VERSIONS, METADATA, HEARTBEAT, PRODUCE = (
     ApiKey.PRODUCE,
 )
 NAT = {"local": "192.0.2.9:41000", "peer": "192.0.2.1:9092"}
+ROOT = Path(__file__).parents[3]
 HOSTILE = "=1+1\x1b[31m[/x]"
 
 
@@ -145,9 +148,9 @@ def test_a_conversation_reads_as_requests_with_their_answers_pauses_and_the_end(
     assert lines[1].startswith("10.0.0.7:40001 to 10.0.0.1:9092, seen at the client's end")
     text = "\n".join(line.partition("  ")[2].strip() or line for line in lines[2:])
     assert "ApiVersions 3 #1, 60 bytes: software name" in text
-    assert "answer after 1.5 ms, 300 bytes: " in text
+    assert "response after 1.5 ms, 300 bytes: " in text
     assert "33.8 s of silence" in text
-    assert "no answer seen\nclosed by peer (rst_received) after 30.0 s of silence" in text
+    assert "no response seen\nclosed by peer (rst_received) after 30.0 s of silence" in text
     assert lines[-1].strip() == "middlebox_reset: neither end sent the reset"
     assert text.index("ApiVersions") < text.index("Metadata") < text.index("Heartbeat") < text.index("Produce 9")
 
@@ -179,9 +182,9 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
     fed.report()
     older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)]}
     table = tmp_path / "rules.json"
-    table.write_text(json.dumps({**json.loads(copy_rules_by_version.TABLE.read_text()), "0.0.9": older}))
-    monkeypatch.setattr(copy_rules_by_version, "TABLE", table)
-    monkeypatch.setattr(copy_rules_by_version, "_bodies_by_hash", copy_rules_by_version._bodies_by_hash.__wrapped__)
+    table.write_text(json.dumps({**json.loads(archive_compatibility.TABLE.read_text()), "0.0.9": older}))
+    monkeypatch.setattr(archive_compatibility, "TABLE", table)
+    monkeypatch.setattr(archive_compatibility, "_bodies_by_hash", archive_compatibility._bodies_by_hash.__wrapped__)
     contents = {}
     for rules in (rules_hash(), "0" * 16, "1" * 16):
         events = json.loads(json.dumps(fed.archive_sink.events))
@@ -202,7 +205,7 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
 
 
 def test_the_rules_of_this_release_are_in_the_table() -> None:
-    assert copy_rules_by_version.TABLE.read_text() == copy_rules_by_version.build()
+    assert archive_compatibility.TABLE.read_text() == archive_compatibility.build()
 
 
 def test_what_matters_of_each_api_is_named(archive: Archive) -> None:
@@ -250,6 +253,17 @@ def test_values_are_never_text_of_a_question(archive: Archive, flag: str, value:
     result = archive.inspect(flag, value)
     assert isinstance(result.exception, KafkaProbeError)
     assert " matches. " in str(result.exception)
+
+
+def test_documented_commands_find_frames_here_or_none(archive: Archive) -> None:
+    written = "\n".join((ROOT / document).read_text() for document in ("README.md", "docs/guide/archive.md"))
+    found = re.findall(r"\.venv/bin/kafka-probe inspect ([^`\n]+)", written)
+    assert found
+    for command in found:
+        words = shlex.split(command.replace("kafka-probe-output", str(archive.path)))
+        result = CliRunner().invoke(inspect, words)
+        assert "--tables" in words
+        assert result.exit_code == 0 or " matches. " in str(result.exception), command
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -7,12 +7,12 @@ from itertools import count
 
 import pytest
 
-from kafka_probe.conversations import frames as module
+from kafka_probe.conversations import copied_frames as module
 from kafka_probe.conversations.conversation import lines
-from kafka_probe.conversations.frames import MORE, NO_API, RESPONSE, CopiedFrame, CopiedSample, Joiner, joined
+from kafka_probe.conversations.copied_frames import MORE, NO_API, RESPONSE, CopiedFrame, CopiedSample, Joiner, joined
 from kafka_probe.conversations.wording import words
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.copy_rules import rules_hash
+from kafka_probe.protocol.kernel_allow_list import rules_hash
 from tests.builders.messages import CLIENT_ID
 from tests.builders.trees import message_of
 
@@ -39,23 +39,23 @@ def text(samples: Iterable[CopiedSample]) -> list[str]:
 def test_answers_with_equal_ids_belong_to_the_requests_in_their_order() -> None:
     first, ok, second, refused = text([sample(0, REQUEST), sample(0, REQUEST), answer(0), answer(0, 25)])
     assert first == second == "Heartbeat 0 #0, 60 bytes: group billing, generation 0, member id m-1"
-    assert ok == "answer after 1.5 ms, 60 bytes"
-    assert refused == "answer after 1.5 ms, 60 bytes: UNKNOWN_MEMBER_ID"
+    assert ok == "response after 1.5 ms, 60 bytes"
+    assert refused == "response after 1.5 ms, 60 bytes: UNKNOWN_MEMBER_ID"
 
 
 def test_a_request_that_was_skipped_has_no_answer() -> None:
     assert [line.partition(",")[0] for line in text([sample(1, REQUEST), sample(2, REQUEST), answer(2)])] == [
         "Heartbeat 0 #1",
-        "no answer seen",
+        "no response seen",
         "Heartbeat 0 #2",
-        "answer after 1.5 ms",
+        "response after 1.5 ms",
     ]
 
 
 def test_a_request_whose_last_sample_is_missing_has_its_answer() -> None:
     request, *rest = text([sample(1, REQUEST[:14], MORE), answer(1), sample(2, REQUEST), answer(2)])
     assert request.startswith("Heartbeat 0 #1, 60 bytes: a part of the frame is missing")
-    assert rest[0] == "answer after 1.5 ms, 60 bytes"
+    assert rest[0] == "response after 1.5 ms, 60 bytes"
     assert len(rest) == 3
 
 
@@ -69,7 +69,7 @@ def test_an_answer_does_not_end_a_later_request_that_has_begun() -> None:
 
 def test_an_answer_whose_request_was_not_seen_is_named_so() -> None:
     (line,) = text([answer(5, api_key=NO_API)])
-    assert line.startswith("answer to a request that was not seen, #5, 60 bytes")
+    assert line.startswith("response to a request that was not seen, #5, 60 bytes")
 
 
 def test_unfinished_frames_beyond_the_bound_end_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_probe.capture.compiler import sources
 from kafka_probe.protocol.copy_programs import HIDDEN, MAX_DEPTH, OPERAND_BITS, TAG_BITS, Op, copy_program_of
-from kafka_probe.protocol.copy_rules import copy_rules
+from kafka_probe.protocol.kernel_allow_list import copy_rules
 from kafka_probe.protocol.schemas import Api, Era, SchemaField
 from tests.builders.api_names import api_name
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.protocol import coverage
-from kafka_probe.protocol.copy_rules import HEADER_ONLY
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY
 from kafka_probe.protocol.schemas import apis
 
 

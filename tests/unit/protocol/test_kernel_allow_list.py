@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_probe.protocol.copy_rules import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import SchemaField, apis, fields_of
 from tests.builders.api_names import api_name
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from kafka_probe.protocol.copy_rules_by_version import copied_bodies
+from kafka_probe.protocol.archive_compatibility import copied_bodies
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Facts, Measure, Shape, measure_values

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
-from kafka_probe.connections.frames import FrameReader, Frames
+from kafka_probe.connections.frame_reader import FrameReader, Frames
 from kafka_probe.connections.reassembly import Reassembler
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.messages import CASES, Case, case

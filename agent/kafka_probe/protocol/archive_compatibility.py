@@ -1,8 +1,8 @@
 """The rules by which each version of kafka-probe copies frames, as far as readers of archived frames need them.
 
-    python -m kafka_probe.protocol.copy_rules_by_version
+    python -m kafka_probe.protocol.archive_compatibility
 
-copy_rules_by_version.json has for each version the hash of its rules and the API keys whose bodies they let out. What
+archive_compatibility.json has for each version the hash of its rules and the API keys whose bodies they let out. What
 else may differ needs no table: a hidden string is empty, and a frame that exceeds a limit is cut. Maintainers run this
 module when the rules change; it replaces the entry of the version in development and keeps those of releases.
 """
@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 import kafka_probe
-from kafka_probe.protocol.copy_rules import LIMITS, rules_hash
+from kafka_probe.protocol.kernel_allow_list import LIMITS, rules_hash
 from kafka_probe.protocol.schemas import apis
 
-TABLE = Path(__file__).with_name("copy_rules_by_version.json")
+TABLE = Path(__file__).with_name("archive_compatibility.json")
 _NAMES = {False: "requests", True: "responses"}
 
 
