@@ -10,9 +10,7 @@ import pytest
 from tests.kernel import __main__ as matrix_program
 from tests.kernel import archive
 from tests.kernel.archive import kernel
-from tests.kernel.machine import Job, run
-from tests.kernel.matrix import LOGS, Run, Seen, Tried, differences
-from tests.kernel.root import root_disk
+from tests.kernel.matrix import Run, Seen, Tried, differences
 from tests.lab.processes import LabError
 
 pytestmark = pytest.mark.root
@@ -54,27 +52,9 @@ def test_a_backend_that_is_tried_again_replaces_its_own_results(
     assert kept("6.12.2", again) == [["fentry", "ring", "passed"]]
 
 
-def test_a_guest_that_hangs_is_stopped() -> None:
-    with pytest.raises(LabError, match="not done after 1 s"):
-        run(kernel(SERIES), root_disk(), Job({}, "read never"), LOGS / "hang.log", timeout_s=1)
-
-
-def test_a_kernel_that_was_fetched_needs_nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = kernel(SERIES)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert kernel(SERIES) == found
-
-
 def test_without_the_keys_of_the_archive_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(archive, "CACHE", tmp_path)
     monkeypatch.setattr(archive, "KEYRING", tmp_path / "keyring.gpg")
     with pytest.raises(LabError, match=r"keyring.gpg is missing: install debian-archive-keyring$"):
         kernel(SERIES)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_emulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, found = root_disk(), kernel(SERIES)
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LabError, match="qemu-system-x86_64 is missing: install qemu-system-x86"):
-        run(found, disk, Job({}, "exit 0"), LOGS / "missing.log", timeout_s=1)

@@ -1,4 +1,4 @@
-"""The job on real brokers for minutes: killed at the worst moments, without brokers, by spark-submit, and maintained.
+"""The job on real brokers for minutes: killed, stopped, without brokers, started by spark-submit, and maintained.
 
 Part of `make test-long`.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -49,6 +51,11 @@ def with_a_batch_that_spark_does_not_know_of(run: Run) -> bool:
     Its Kafka rows are on their way.
     """
     return run.written("traffic") > run.commits()
+
+
+def starting(run: Run) -> bool:
+    """Return True if the job has a session, and perhaps no queries yet."""
+    return " Reading " in run.log.read_text()
 
 
 def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_per_key_is_right(
@@ -168,6 +175,35 @@ def summaries(receiver: Receiver) -> str:
     return " ".join(alert["annotations"]["summary"] for alert in receiver.alerts())
 
 
+@pytest.mark.parametrize(("moment", "number"), [(Run.in_a_batch, signal.SIGINT), (starting, signal.SIGTERM)])
+def test_asked_to_stop_it_ends_with_status_0_says_nothing_else_and_goes_on_later(
+    run: Run, spark: SparkSession, moment: Moment, number: signal.Signals
+) -> None:
+    run.send(records=2)
+    with run.job() as process:
+        run.wait_until(moment, process)
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 0, tail(run.log)
+    lines = run.log.read_text().splitlines()
+    assert [line for line in lines if not re.match(r"[\d:]{8} (INFO|WARNING) |.* incubator modules: ", line)] == []
+    run.send(records=2)
+    run.once(spark)
+    table = run.table(spark)
+    (total,) = table.where("level = 'api'").transform(summed, ()).collect()
+    assert total["requests"] == run.expected()["requests"]
+
+
+def test_a_second_signal_ends_it_and_its_jvm_at_once(run: Run) -> None:
+    run.send(records=1)
+    with run.job() as process:
+        run.wait_until(Run.in_a_batch, process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
 def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
     run.send(records=1)
     jars = ",".join(str(jar) for jar in FETCHED_JARS.glob("*.jar"))
@@ -211,3 +247,25 @@ def test_both_queries_go_on_while_their_tables_lose_dates(broker: Broker, tmp_pa
     finally:
         for query in queries:
             query.stop()
+
+
+def test_a_start_that_is_refused_leaves_the_output_to_the_job_that_has_it(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    run = Run(broker, tmp_path)
+    run.send(records=1)
+    run.once(spark)
+    (run.output / "job").write_text("another")
+    with run.job("--checkpoint-dir", str(tmp_path / "elsewhere")) as process:
+        assert process.wait(LIMIT_S) == 3, tail(run.log)
+    assert (run.output / "job").read_text() == "another"
+
+
+def test_a_table_that_cannot_be_read_ends_show_with_a_sentence_and_no_traceback_of_python(tmp_path: Path) -> None:
+    log = tmp_path / "traffic" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("no commit")
+    ended = command_line("show", "--output", str(tmp_path))
+    assert ended.returncode == 1
+    assert "kafka-probe-pipeline: " in ended.stderr
+    assert "Traceback" not in ended.stderr

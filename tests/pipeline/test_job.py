@@ -1,4 +1,4 @@
-"""The job on a real broker: events of every kind, starts that are refused, signals, and commands that fail."""
+"""The job on a real broker: events of every kind, starts that are refused, and commands that fail."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import time
 from collections import Counter
 from pathlib import Path
 from threading import Event
 from uuid import uuid4
 
-import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,8 +26,8 @@ from kafka_probe_pipeline.source import MOST_RECORD_BYTES
 from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
-from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
-from tests.lab.processes import free_port, tail, wait_until
+from tests.lab.pipeline_job import LIMIT_S, Run, command_line
+from tests.lab.processes import free_port, wait_until
 from tests.lab.topics import create_topics
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -41,11 +39,6 @@ DOCUMENTS = ("README.md", "docs/guide/host.md", "docs/guide/pipeline.md", "docs/
 @pytest.fixture
 def run(broker: Broker, tmp_path: Path) -> Run:
     return Run(broker, tmp_path)
-
-
-def starting(run: Run) -> bool:
-    """Return True if the job has a session, and perhaps no queries yet."""
-    return " Reading " in run.log.read_text()
 
 
 def test_no_query_waits_for_its_interval_while_it_is_behind(run: Run, spark: SparkSession) -> None:
@@ -171,35 +164,6 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
     assert requests == {"orders": 2, "sales": 2}
     last = dict(run.received(run.traffic)).values()
     assert Counter(row["topic"] for row in last if row["level"] == "topic") == {"orders": 2, "sales": 2}
-
-
-@pytest.mark.parametrize(("moment", "number"), [(Run.in_a_batch, signal.SIGINT), (starting, signal.SIGTERM)])
-def test_asked_to_stop_it_ends_with_status_0_says_nothing_else_and_goes_on_later(
-    run: Run, spark: SparkSession, moment: Moment, number: signal.Signals
-) -> None:
-    run.send(records=2)
-    with run.job() as process:
-        run.wait_until(moment, process)
-        process.send_signal(number)
-        assert process.wait(LIMIT_S) == 0, tail(run.log)
-    lines = run.log.read_text().splitlines()
-    assert [line for line in lines if not re.match(r"[\d:]{8} (INFO|WARNING) |.* incubator modules: ", line)] == []
-    run.send(records=2)
-    run.once(spark)
-    table = run.table(spark)
-    (total,) = table.where("level = 'api'").transform(summed, ()).collect()
-    assert total["requests"] == run.expected()["requests"]
-
-
-def test_a_second_signal_ends_it_and_its_jvm_at_once(run: Run) -> None:
-    run.send(records=1)
-    with run.job() as process:
-        run.wait_until(Run.in_a_batch, process)
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
-        assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from kafka_probe_pipeline.errors import TakenOverError
 from kafka_probe_pipeline.output import prepare_checkpoints, require_owner, take_over
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 from tests.lab.broker import Broker
-from tests.lab.pipeline_job import LIMIT_S, Run, command_line
-from tests.lab.processes import tail
+from tests.lab.pipeline_job import Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -69,25 +68,3 @@ def test_checkpoints_on_an_object_store_where_spark_cannot_keep_them_are_refused
         prepare_checkpoints(spark, load({"output": str(tmp_path), "checkpoint_dir": output}))
     with pytest.raises(StartError, match=f"cannot be in {output}{reason}"):
         prepare_checkpoints(spark, load({"output": output}))
-
-
-def test_a_start_that_is_refused_leaves_the_output_to_the_job_that_has_it(
-    broker: Broker, spark: SparkSession, tmp_path: Path
-) -> None:
-    run = Run(broker, tmp_path)
-    run.send(records=1)
-    run.once(spark)
-    (run.output / "job").write_text("another")
-    with run.job("--checkpoint-dir", str(tmp_path / "elsewhere")) as process:
-        assert process.wait(LIMIT_S) == 3, tail(run.log)
-    assert (run.output / "job").read_text() == "another"
-
-
-def test_a_table_that_cannot_be_read_ends_show_with_a_sentence_and_no_traceback_of_python(tmp_path: Path) -> None:
-    log = tmp_path / "traffic" / "_delta_log"
-    log.mkdir(parents=True)
-    (log / f"{0:020}.json").write_text("no commit")
-    ended = command_line("show", "--output", str(tmp_path))
-    assert ended.returncode == 1
-    assert "kafka-probe-pipeline: " in ended.stderr
-    assert "Traceback" not in ended.stderr

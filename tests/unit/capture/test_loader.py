@@ -16,7 +16,7 @@ from kafka_probe.capture import programs as programs_module
 from kafka_probe.capture.backends import RefusedError
 from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
-from kafka_probe.capture.compiler import Map, compile_programs, origin
+from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
 from kafka_probe.capture.loader import Kernel, create_map, load
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import ORDER, Programs
@@ -31,10 +31,20 @@ ARRAY = 2  # enum bpf_map_type
 NO_RESULT = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])  # returns what it never set
 
 
+@pytest.fixture(scope="module")
+def compiled() -> Compiled:
+    return compile_programs("tracepoint", OPTIONS, Btf())
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache that the tests share which are about other things than compiling."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def cache_dir(tmp_path: Path) -> Path:
+def cache_dir(compiled: Compiled, tmp_path: Path) -> Path:
     """Return a cache of compiled programs, one function of which no verifier accepts."""
-    compiled = compile_programs("tracepoint", OPTIONS, Btf())
     refused = replace(compiled, functions=compiled.functions | {"run_send": NO_RESULT})
     Cache(tmp_path).write(key_of(origin(read_btf()), "tracepoint", OPTIONS.compiled_in()), refused.to_json())
     return tmp_path
@@ -106,8 +116,8 @@ def test_a_start_with_compiled_programs_in_the_cache_maps_no_bcc(
     assert instructions[0] == instructions[1]
 
 
-def test_the_kernel_measures_the_programs_from_when_it_is_asked_to() -> None:
-    with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
+def test_the_kernel_measures_the_programs_from_when_it_is_asked_to(shared: Path) -> None:
+    with closing(Programs.load("auto", "auto", OPTIONS, [], shared)) as programs:
         assert programs.run_time_ns() is None
         assert programs.measure() == ""
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -115,8 +125,8 @@ def test_the_kernel_measures_the_programs_from_when_it_is_asked_to() -> None:
         assert programs.run_time_ns()
 
 
-def test_where_the_host_measures_nobody_need_ask() -> None:
-    with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
+def test_where_the_host_measures_nobody_need_ask(shared: Path) -> None:
+    with closing(Programs.load("auto", "auto", OPTIONS, [], shared)) as programs:
         assert programs.run_time_ns() is None
         switch = Path("/proc/sys/kernel/bpf_stats_enabled")
         switch.write_text("1")
@@ -128,8 +138,8 @@ def test_where_the_host_measures_nobody_need_ask() -> None:
             switch.write_text("0")
 
 
-def test_the_first_backend_that_works_is_taken_and_why_not_the_others_is_known() -> None:
-    with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
+def test_the_first_backend_that_works_is_taken_and_why_not_the_others_is_known(shared: Path) -> None:
+    with closing(Programs.load("auto", "auto", OPTIONS, [], shared)) as programs:
         tried = [*programs.refused, programs.backend]
         assert tried == list(ORDER[: len(tried)])
         assert all(programs.refused.values())
