@@ -6,7 +6,7 @@ import csv
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,10 @@ from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.period import period
 from kafka_probe_console.waiting import Waiting
 
+if TYPE_CHECKING:
+    from kafka_probe_console.export import Written
+
+_KAFKA_PORT = 9092  # which Wireshark knows
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -41,12 +45,14 @@ Examples:
 @click.option("--topic", metavar="NAME", help="topic, or topic id, that the frame names")
 @click.option("--group", metavar="NAME", help="consumer group that the frame names")
 @click.option("--error", metavar="NAME", help="error that the frame has by Kafka's name, or any")
-@click.option("--slower", "slower_ms", type=float, metavar="MS", help="answers that took at least so long")
+@click.option("--slower", "slower_ms", type=float, metavar="MS", help="responses that took at least so long")
 @click.option("--correlation-id", type=int, metavar="N", help="correlation id")
 @click.option("--cause", metavar="CAUSE", help="cause of the connection's end, such as middlebox_reset")
 @click.option(
     "--conversation", is_flag=True, help="show connections as people read them: requests with their responses"
 )
+@click.option("--pcapng", metavar="FILE", help="write connections as packets for Wireshark; -: to standard output")
+@click.option("--pcapng-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="most of the file")
 @click.option("--count", is_flag=True, help="print only the number of frames")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most frames or connections")
 @click.option("--sort", type=click.Choice(["time", "latency", "bytes"]), default="time", show_default=True)
@@ -60,6 +66,8 @@ def inspect(
     end: str | None,
     slower_ms: float | None,
     limit: int,
+    pcapng: str | None,
+    pcapng_bytes: int,
     *,
     conversation: bool,
     count: bool,
@@ -71,11 +79,11 @@ def inspect(
     """Find archived frames in the pipeline's tables, and print what they contain."""
     if not location:
         raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
-    if sum((conversation, count, as_lines, as_csv)) > 1:
-        raise UsageError("Use one of --conversation, --count, --json and --csv.")
+    if sum((conversation, pcapng is not None, count, as_lines, as_csv)) > 1:
+        raise UsageError("Use one of --conversation, --pcapng, --count, --json and --csv.")
     try:
         from kafka_probe.conversations.conversation import COLUMNS
-        from kafka_probe_console import rendering, selection
+        from kafka_probe_console import export, rendering, selection
         from kafka_probe_console.tables import opened
     except ImportError as error:
         raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
@@ -88,9 +96,17 @@ def inspect(
             number = selection.count(tables, asked, found)
             waiting.end()
             click.echo(number)
-        elif conversation:
+        elif conversation or pcapng:
             if found is None:
                 found = selection.connections_of(tables, selection.frames(tables, asked, None, limit))
+            if pcapng:
+                if pcapng == "-" and sys.stdout.isatty():
+                    raise UsageError("Packets are no text: pipe them, as in --pcapng - | wireshark -k -i -")
+                with click.open_file(pcapng, "wb", lazy=True) as file:
+                    written = export.write(tables, found[:limit], file, pcapng_bytes)
+                waiting.end()
+                _report(written)
+                return
             _print(waiting.until_first(rendering.of_connections(tables, found, limit, verbose=verbose)))
         else:
             frames = selection.frames(tables, asked, found, limit)
@@ -105,6 +121,14 @@ def inspect(
                     writer.writerow(map(_cell, row.values()))
             else:
                 _print(waiting.until_first(rendering.lines(tables, frames, verbose=verbose)))
+
+
+def _report(written: Written) -> None:
+    """Print what a capture file contains to standard error."""
+    decode_as = " ".join(f"-d tcp.port=={port},kafka" for port in written.ports if port != _KAFKA_PORT)
+    ended = "" if written.complete else " The file has as many bytes as --pcapng-bytes allows, and ends early."
+    read = f" Read them with {decode_as}" if decode_as else ""
+    click.echo(f"{written.packets:,} packets.{ended}{read}", err=True)
 
 
 def _cell(value: object) -> object:

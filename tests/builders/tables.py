@@ -21,10 +21,11 @@ _OWNER = pa.struct([("pid", _LONG), *((name, _TEXT) for name in OWNER_NAMES)])
 _NAT = pa.struct([("local", _TEXT), ("peer", _TEXT)])
 _OF_END = [
     *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
-    *(("client", _CLIENT), ("workload", _OWNER), ("date", pa.date32()), ("received_ts", _TIME)),
+    *(("client", _CLIENT), ("workload", _OWNER), ("date", pa.date32()), ("received_ts", _TIME), ("ts", _TIME)),
 ]
-_OPENS = pa.schema([*_OF_END, ("nat", _NAT)])
-_CLOSES = pa.schema([*_OF_END, ("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_())])
+_OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT)])
+_OF_CLOSE = (("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_()), ("closing_ts", _TIME))
+_CLOSES = pa.schema([*_OF_END, *_OF_CLOSE])
 _NUMBERS = (
     *("ns", "tcp_seq", "frame_bytes", "correlation_id", "latency_us", "api_key", "api_version", "flags", "part"),
 )
@@ -56,8 +57,9 @@ def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, *partition
 
 
 def _row(event: Event, schema: pa.Schema) -> dict[str, Any]:
-    at = datetime.fromtimestamp(event["ts"] / 1e6, UTC)
-    own = {name: event.get(name) for name in schema.names}
+    times = {name: datetime.fromtimestamp(event[name] / 1e6, UTC) for name in ("ts", "closing_ts") if name in event}
+    at = times["ts"]
+    own = {name: event.get(name) for name in schema.names} | {n: t for n, t in times.items() if n in schema.names}
     for name in {"client", "workload", "nat"} & {*schema.names}:
         fields = [field.name for field in schema.field(name).type]
         given = own[name]

@@ -5,16 +5,26 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from tests.builders.recordings import Frame
+from tests.builders.recordings import Frame, names, read
 
 PORT = 9092
 _FILE_HEADER = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, 1)  # Ethernet
 _ETHERNET = bytes(12) + b"\x08\x00"
 _LOOPBACK = socket.inet_aton("127.0.0.1")
-_FIRST_CLIENT_PORT = 20_000
+FIRST_CLIENT_PORT = 20_000
 _PSH_ACK, _TCP = 0x18, 6
+
+
+def recorded() -> list[Frame]:
+    """Return all recordings as one, with their connections numbered on."""
+    frames: list[Frame] = []
+    for name in names():
+        first = max((frame.connection + 1 for frame in frames), default=0)
+        frames += [replace(frame, connection=first + frame.connection) for frame in read(name)]
+    return frames
 
 
 def write_pcap(file: Path, frames: Iterable[Frame]) -> None:
@@ -31,7 +41,7 @@ def write_pcap(file: Path, frames: Iterable[Frame]) -> None:
 
 
 def _packet(frame: Frame, sequence: int, acknowledged: int, payload: bytes) -> bytes:
-    client = _FIRST_CLIENT_PORT + frame.connection
+    client = FIRST_CLIENT_PORT + frame.connection
     ports = (PORT, client) if frame.response else (client, PORT)
     tcp = struct.pack(">HHIIBBHHH", *ports, sequence, acknowledged, 5 << 4, _PSH_ACK, 0xFFFF, 0, 0)
     size = 20 + len(tcp) + len(payload)

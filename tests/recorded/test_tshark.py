@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.builders.recordings import Frame, names, read
+from tests.builders.recordings import names
 from tests.lab.replay import Held
-from tests.recorded.pcap import PORT, write_pcap
+from tests.recorded.pcap import PORT, recorded, write_pcap
 
 pytestmark = pytest.mark.root
 
@@ -28,15 +27,6 @@ def test_tshark_reads_the_same_headers_and_libraries(everything: dict[str, list[
         assert (facts.client_id or "") == header[3]
         if held.known_version:
             assert [facts.software_name or "", facts.software_version or ""] == software
-
-
-def recorded() -> list[Frame]:
-    """Return all recordings as one, with their connections numbered on."""
-    frames: list[Frame] = []
-    for name in names():
-        first = max((frame.connection + 1 for frame in frames), default=0)
-        frames += [replace(frame, connection=first + frame.connection) for frame in read(name)]
-    return frames
 
 
 def requests(pcap: Path) -> list[tuple[list[str], list[str]]]:

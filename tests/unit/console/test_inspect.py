@@ -255,7 +255,10 @@ def test_values_are_never_text_of_a_question(archive: Archive, flag: str, value:
     assert " matches. " in str(result.exception)
 
 
-def test_documented_commands_find_frames_here_or_none(archive: Archive) -> None:
+def test_documented_commands_find_frames_here_or_none(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     written = "\n".join((ROOT / document).read_text() for document in ("README.md", "docs/guide/archive.md"))
     found = re.findall(r"\.venv/bin/kafka-probe inspect ([^`\n]+)", written)
     assert found

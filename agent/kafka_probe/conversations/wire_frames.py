@@ -1,0 +1,304 @@
+"""Rebuilds frames to their size on the wire from what the kernel copied of them, for readers of packets.
+
+A record set becomes the header of one batch without records, and zeros. Of a hidden field the length is missing: if it
+is the only one of a frame, the frame's size gives it. The steps follow bpf/copy_program.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+from kafka_probe.conversations.copied_frames import NO_API, CopiedFrame
+from kafka_probe.protocol.copy_programs import HIDDEN, OPERAND_BITS, TAG_BITS, Op
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, CopyRule, copy_rules
+from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
+from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS, uvarint
+
+_UNSUPPORTED_VERSION = 35  # error code
+_BATCH = struct.Struct(">qiibIhiqqqhii")  # a record batch of magic 2 up to and with its number of records
+_NO_TAG = -1
+
+
+class Zeros(NamedTuple):
+    """A number of bytes that were not copied."""
+
+    size: int
+
+
+def _has(versions: tuple[int, int] | None, version: int) -> bool:
+    return versions is not None and versions[0] <= version <= versions[1]
+
+
+class _EndedError(Exception):
+    """The copied data ends here."""
+
+
+@dataclass(slots=True)
+class WireFrame:
+    """A frame from its length prefix on: bytes and zeros, up to where it is known; and what its reader should know."""
+
+    parts: list[bytes | Zeros] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+
+    @property
+    def known_bytes(self) -> int:
+        return sum(part.size if isinstance(part, Zeros) else len(part) for part in self.parts)
+
+
+def wire_frame(frame: CopiedFrame) -> WireFrame:
+    """Return the frame as far as it can be rebuilt."""
+    first = frame.first
+    rebuilt = WireFrame([_head(frame)])
+    program, flexible = _program(first.api_key, first.api_version, frame.response)
+    walk = _Walk(frame.data, program, flexible, rebuilt)
+    whole = walk.run(client_id=not frame.response)
+    if not frame.response and frame.api in HEADER_ONLY:
+        walk.add_least_body(first.api_key, first.api_version)
+    missing = first.frame_bytes - rebuilt.known_bytes
+    if missing < 0:  # it is not what these rules describe: only the header is sure
+        rebuilt, missing = WireFrame([_head(frame)]), first.frame_bytes - len(_head(frame))
+    elif missing and whole and walk.hidden:
+        _fill(rebuilt, walk.hidden, missing)
+        missing = 0
+    if missing:
+        rebuilt.comments.append(f"{missing} bytes of the frame withheld")
+        if not frame.response:  # a request that is cut is not matched with its response
+            rebuilt.parts.append(Zeros(missing))
+    return rebuilt
+
+
+def _head(frame: CopiedFrame) -> bytes:
+    first = frame.first
+    numbers = [(first.frame_bytes - 4, 4), (first.correlation_id, 4)]
+    if not frame.response:
+        numbers[1:1] = [(first.api_key, 2), (first.api_version, 2)]
+    # Forged events may have numbers that no frame has.
+    return b"".join((number % (1 << 8 * size)).to_bytes(size, "big") for number, size in numbers)
+
+
+@cache
+def _rules() -> dict[tuple[int, int], CopyRule]:
+    return {(rule.api_key, rule.api_version): rule for rule in copy_rules()}
+
+
+def _program(api_key: int, version: int, response: bool) -> tuple[tuple[int, ...], bool]:
+    """Return the copy program of a body and whether its lengths are varints; an empty one copies all bytes."""
+    rule = None if api_key == NO_API else _rules().get((api_key, version))
+    if rule is None:
+        return (), False
+    return (rule.response_program if response else rule.request_program), rule.flexible
+
+
+class _Hidden(NamedTuple):
+    """A field of which the length is missing: the part in front of which it stands, and how its length is written."""
+
+    part: int
+    width: int  # bytes of a fixed length; 0: a varint of the length plus one; 1: a varint of the length
+
+
+def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> None:
+    """Give the first hidden field the bytes that the frame lacks."""
+    place = hidden[0]
+    length, prefix = _prefix(place.width, missing)
+    rebuilt.parts[place.part] = prefix
+    rebuilt.parts.insert(place.part + 1, Zeros(length))
+    unsure = "; the lengths of other withheld fields are part of it" if len(hidden) > 1 else ""
+    rebuilt.comments.append(f"{length} bytes of a field withheld{unsure}")
+
+
+def _prefix(width: int, missing: int) -> tuple[int, bytes]:
+    """Return a length and its bytes, which together with it take `missing` bytes more than the length of nothing."""
+    if width > 1:
+        return missing, missing.to_bytes(width, "big")
+    for extra in range(5):  # bytes of the varint beyond the first
+        length = missing - extra
+        written = varint(length + (width == 0))
+        if len(written) == extra + 1:
+            return length, written
+    return missing - 1, varint(missing - 1 + (width == 0)) + bytes(1)  # no varint has that size exactly
+
+
+def varint(value: int) -> bytes:
+    """Return an unsigned varint."""
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*written, value))
+
+
+class _Walk:
+    """Runs a copy program over the copied data, and adds what it describes to a frame."""
+
+    def __init__(self, data: bytes, program: tuple[int, ...], flexible: bool, rebuilt: WireFrame) -> None:
+        self._data = data
+        self._at = 0
+        self._program = program
+        self._flexible = flexible
+        self._rebuilt = rebuilt
+        self.hidden: list[_Hidden] = []
+        self._left: list[int] = []  # elements of the arrays and tag sections around the op
+        self._tag = _NO_TAG
+
+    def run(self, *, client_id: bool) -> bool:
+        """Add the body as far as the data reaches; return True if that is all of it."""
+        try:
+            self._run(client_id=client_id)
+        except _EndedError:
+            return False
+        return True
+
+    def _run(self, *, client_id: bool) -> None:
+        if client_id:
+            length = int.from_bytes(self._copy(2), "big", signed=True)
+            self._copy(max(length, 0))
+        op_at = 0
+        while op_at < len(self._program):
+            kind, operand = divmod(self._program[op_at], 1 << OPERAND_BITS)
+            if kind in (Op.STOP, Op.REST):
+                break
+            op_at = self._step(op_at, Op(kind), operand)
+        self._copy(len(self._data) - self._at)
+
+    def add_least_body(self, api_key: int, version: int) -> None:
+        """Add the shortest body of a request that a reader accepts, whose first text or bytes are withheld."""
+        if self._flexible:
+            self._rebuilt.parts.append(b"\0")  # tagged fields of the header
+        self._add_least(fields_of(apis()[api_key], response=False, version=version), version)
+
+    def _add_least(self, fields: Iterable[SchemaField], version: int) -> None:
+        parts = self._rebuilt.parts
+        for each in fields:
+            if not _has(each.versions, version) or _has(each.tagged, version):
+                continue
+            kind = each.type.removeprefix("[]")
+            if kind != each.type:
+                parts.append(b"\2" if self._flexible else b"\0\0\0\1")  # one element
+            if kind in WIDTHS:
+                parts.append(bytes(WIDTHS[kind]))
+            elif kind == "struct":
+                self._add_least(each.fields, version)
+            else:
+                width = 2 if kind == "string" else 4
+                parts.append(b"\1" if self._flexible else bytes(width))
+                self._hide(0 if self._flexible else width)
+        if self._flexible:
+            parts.append(b"\0")
+
+    def _step(self, at: int, op: Op, operand: int) -> int:
+        """Take one op; return the index of the next."""
+        if op in (Op.FIXED, Op.ACKS):
+            self._copy(operand)
+        elif op == Op.ERROR:
+            if int.from_bytes(self._copy(operand), "big") == _UNSUPPORTED_VERSION:
+                return len(self._program)
+        elif op == Op.STRING:
+            self._string(operand)
+        elif op == Op.RECORDS:
+            self._records()
+        elif op == Op.ITEMS:
+            self._copy(self._count(4) * operand)
+        elif op == Op.NULLABLE:
+            return at + (operand if self._copy(1)[0] & 0x80 else 1)
+        elif op == Op.ARRAY:
+            return self._begin(at, operand, self._count(4))
+        elif op == Op.END:
+            return self._next(at, operand)
+        elif op == Op.TAGS:
+            after = self._begin(at, operand, self._varint())
+            if after == at + 1:
+                self._tag = self._varint()
+            return after
+        elif op == Op.TAG:
+            tag, skip = divmod(operand, 1 << TAG_BITS)
+            if self._tag != tag:
+                return at + skip
+            self._tag = _NO_TAG
+            self._varint()  # its size, which a reader does not need
+        elif op == Op.TAGS_END:
+            if self._tag != _NO_TAG:
+                self._varint()
+                self._hide(1)
+            after = self._next(at, operand)
+            self._tag = self._varint() if after != at + 1 else _NO_TAG
+            return after
+        return at + 1
+
+    def _begin(self, at: int, operand: int, elements: int) -> int:
+        if not elements:
+            return at + operand
+        self._left.append(elements)
+        return at + 1
+
+    def _next(self, at: int, ops: int) -> int:
+        self._left[-1] -= 1
+        if self._left[-1]:
+            return at - ops
+        self._left.pop()
+        return at + 1
+
+    def _string(self, operand: int) -> None:
+        width = operand & ~HIDDEN
+        length = self._count(width)
+        if operand & HIDDEN:
+            self._hide(0 if self._flexible else width)
+        else:
+            self._copy(length)
+
+    def _hide(self, width: int) -> None:
+        """Note that the length added last is that of a field that was withheld."""
+        self.hidden.append(_Hidden(len(self._rebuilt.parts) - 1, width))
+
+    def _records(self) -> None:
+        size = self._count(4)
+        if not size:
+            return
+        summary = self._take(STUB_BYTES)
+        records, batches = (_field(summary, name) for name in ("records", "batches"))
+        self._rebuilt.parts += batch(size)
+        self._rebuilt.comments.append(
+            f"{size} bytes of records withheld, batch header synthetic: {records} records in {batches} batches counted"
+        )
+
+    def _count(self, width: int) -> int:
+        """Copy a length or count, a varint of one more or `width` bytes; return it, 0 for null."""
+        if self._flexible:
+            return max(self._varint() - 1, 0)
+        return max(int.from_bytes(self._copy(width), "big", signed=True), 0)
+
+    def _varint(self) -> int:
+        try:
+            value, end = uvarint(self._data, self._at)
+        except (IndexError, ValueError):
+            raise _EndedError from None
+        self._copy(end - self._at)
+        return value
+
+    def _copy(self, size: int) -> bytes:
+        taken = self._data[self._at : self._at + size]
+        self._rebuilt.parts.append(taken)
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        taken = self._data[self._at : self._at + size]
+        self._at += len(taken)
+        if len(taken) < size:
+            raise _EndedError
+        return taken
+
+
+def _field(summary: bytes, name: str) -> int:
+    at, size = STUB_FIELDS[name]
+    return int.from_bytes(summary[at : at + size], "big")
+
+
+def batch(size: int) -> Iterator[bytes | Zeros]:
+    """Yield the bytes of a record set of this size: the header of one empty batch of magic 2, and zeros."""
+    header = _BATCH.pack(0, size - 12, 0, 2, 0, 0, -1, 0, 0, -1, -1, -1, 0)
+    yield header[:size]
+    if size > len(header):
+        yield Zeros(size - len(header))

@@ -1,0 +1,162 @@
+"""Makes TCP packets of a connection's frames, as they could have been captured on a wire without losses."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
+
+from kafka_probe.conversations.wire_frames import WireFrame, Zeros
+
+SEGMENT_BYTES = 65_000
+"""Payload of one packet."""
+_WINDOW, _HOPS, _TCP, _TCP_BYTES = 0xFFFF, 64, 6, 20
+_MODULUS = 1 << 32
+
+
+class Bit(IntFlag):
+    """The flags of a TCP header (RFC 9293, 3.1)."""
+
+    FIN = 1
+    SYN = 2
+    RST = 4
+    PSH = 8
+    ACK = 16
+
+
+class Packet(NamedTuple):
+    """An IP packet: its time in µs since epoch, what is captured of it, its true size, and comments."""
+
+    ts_us: int
+    captured: bytes
+    size: int
+    comments: Sequence[str] = ()
+
+
+class Endpoint(NamedTuple):
+    """An address and a port."""
+
+    address: IPv4Address | IPv6Address
+    port: int
+
+    @classmethod
+    def of(cls, text: str | None) -> Endpoint | None:
+        """Return the endpoint of a text such as `10.0.0.1:9092` or `[::1]:9092`; None of any other text."""
+        address, _, port = (text or "").rpartition(":")
+        try:
+            found = cls(ip_address(address.strip("[]")), int(port))
+        except ValueError:
+            return None
+        return found if 0 <= found.port < 1 << 16 else None
+
+
+@dataclass(slots=True)
+class _Direction:
+    source: Endpoint
+    target: Endpoint
+    next: int | None  # sequence number behind the last byte; None before the first
+
+
+class Connection:
+    """Makes the packets of one connection. client_base, server_base: sequence number of the first payload, if known."""
+
+    def __init__(self, client: Endpoint, server: Endpoint, client_base: int | None, server_base: int | None) -> None:
+        self._ways = {
+            False: _Direction(client, server, client_base),
+            True: _Direction(server, client, server_base),
+        }
+
+    def sequence(self, *, response: bool) -> int:
+        """Return the sequence number of a direction's next byte, as far as it is known."""
+        return self._ways[response].next or 0
+
+    def handshake(self, ts_us: int) -> Iterator[Packet]:
+        """Yield the three packets that open the connection; none if the sequence numbers are not known."""
+        client, server = self._ways[False].next, self._ways[True].next
+        if client is None or server is None:
+            return
+        yield self._packet(ts_us, False, Bit.SYN, (client - 1) % _MODULUS, 0)
+        yield self._packet(ts_us, True, Bit.SYN | Bit.ACK, (server - 1) % _MODULUS, client)
+        yield self._packet(ts_us, False, Bit.ACK, client, server)
+
+    def frame(self, ts_us: int, tcp_seq: int, wire: WireFrame, size: int, *, response: bool) -> Iterator[Packet]:
+        """Yield the packets of a frame. size: of the frame on the wire, of which `wire` may know less."""
+        way = self._ways[response]
+        # tshark matches a request with its response only if all of it is captured. Of a long response it waits for the
+        # other packets unless the first one is cut.
+        captured = _bytes_of(wire) if not response else _beginning(wire, min(size, SEGMENT_BYTES - 1))
+        for start in range(0, size, SEGMENT_BYTES):
+            payload = min(size - start, SEGMENT_BYTES)
+            yield self._packet(
+                ts_us,
+                response,
+                Bit.PSH | Bit.ACK,
+                (tcp_seq + start) % _MODULUS,
+                self.sequence(response=not response),
+                captured[start : start + payload],
+                payload,
+                () if start else wire.comments,
+            )
+        way.next = (tcp_seq + size) % _MODULUS
+
+    def fin(self, ts_us: int, *, of_server: bool) -> Packet:
+        """Return the packet by which a side says that it sends no more."""
+        packet = self._end(ts_us, Bit.FIN | Bit.ACK, of_server)
+        way = self._ways[of_server]
+        way.next = ((way.next or 0) + 1) % _MODULUS
+        return packet
+
+    def reset(self, ts_us: int, *, of_server: bool) -> Packet:
+        """Return the packet by which a side resets the connection."""
+        return self._end(ts_us, Bit.RST | Bit.ACK, of_server)
+
+    def _end(self, ts_us: int, flags: Bit, of_server: bool) -> Packet:
+        return self._packet(
+            ts_us, of_server, flags, self._ways[of_server].next or 0, self._ways[not of_server].next or 0
+        )
+
+    def _packet(
+        self,
+        ts_us: int,
+        response: bool,
+        flags: Bit,
+        sequence: int,
+        acknowledged: int,
+        captured: bytes = b"",
+        payload: int = 0,
+        comments: Sequence[str] = (),
+    ) -> Packet:
+        way = self._ways[response]
+        head = _headers(way.source, way.target, flags, sequence, acknowledged, payload)
+        return Packet(max(ts_us, 0), head + captured, len(head) + payload, comments)
+
+
+def _headers(source: Endpoint, target: Endpoint, flags: Bit, sequence: int, acknowledged: int, payload: int) -> bytes:
+    """Return the headers of IP and TCP. Checksums are 0: none was captured."""
+    tcp = struct.pack(
+        ">HHIIBBHHH", source.port, target.port, sequence, acknowledged, _TCP_BYTES << 2, flags, _WINDOW, 0, 0
+    )
+    addresses = source.address.packed + target.address.packed
+    if source.address.version == 4:
+        return struct.pack(">BBHIBBH", 0x45, 0, 40 + payload, 0, _HOPS, _TCP, 0) + addresses + tcp
+    return struct.pack(">IHBB", 6 << 28, _TCP_BYTES + payload, _TCP, _HOPS) + addresses + tcp
+
+
+def _bytes_of(wire: WireFrame) -> bytes:
+    return b"".join(bytes(part.size) if isinstance(part, Zeros) else part for part in wire.parts)
+
+
+def _beginning(wire: WireFrame, limit: int) -> bytes:
+    """Return the first bytes of a frame, at most `limit`, without zeros at their end."""
+    parts: list[bytes] = []
+    kept = 0
+    for part in wire.parts:
+        size = min(part.size if isinstance(part, Zeros) else len(part), limit)
+        parts.append(bytes(size) if isinstance(part, Zeros) else part[:size])
+        limit -= size
+        if size and not isinstance(part, Zeros):
+            kept = len(parts)
+    return b"".join(parts[:kept])

@@ -1,0 +1,165 @@
+"""`inspect --pcapng`: tshark reads archived connections as packets, with their handshake, end and comments."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
+from kafka_probe.errors import KafkaProbeError
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_console.capture_file import CaptureFile
+from kafka_probe_console.inspect_command import inspect
+from kafka_probe_console.packets import Connection, Endpoint
+from tests.builders.copied import copied
+from tests.builders.fed_agent import SECOND_NS, Fed
+from tests.builders.samples import closed, gone, opened, request, response
+from tests.builders.tables import write_tables
+from tests.builders.trees import CLIENT_ID, Records, message_of
+
+ISN = 1000
+HOSTILE = "a\x1b[31m\nb"
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return tables with two connections: one that the client closed, and one that was reset."""
+    fed = Fed(archive={"archive": "all"})
+    for conn, client in ((1, CLIENT_ID), (2, HOSTILE)):
+        isn = conn * ISN
+        local, peer = ("10.1.0.1", 40_000 + conn), ("10.1.0.2", 9093)
+        fed.see(opened(conn, local=local, peer=peer, tgid=2**22 + 1, comm=b"billing", tx_base=isn, rx_base=2 * isn))
+        asked = request(ApiKey.METADATA, 8, conn, client_id=client, correlation_id=7)
+        asked["ts_ns"], asked["tcp_seq"] = SECOND_NS, isn + 1
+        asked["frame_bytes"] = 12 + sum(asked["size"].tolist())
+        answered = response(ApiKey.METADATA, 8, conn, correlation_id=7)
+        answered["ts_ns"], answered["tcp_seq"] = 2 * SECOND_NS, 2 * isn
+        answered["frame_bytes"] = 8 + sum(answered["size"].tolist())
+        fed.see(asked, answered)
+    fed.see(closed(1, ts_ns=3 * SECOND_NS, closing_ns=3 * SECOND_NS, first_state=4), gone(1))
+    fed.see(closed(2, ts_ns=3 * SECOND_NS, closing_ns=3 * SECOND_NS, first_state=7, error=104), gone(2))
+    fed.report()
+    path = tmp_path_factory.mktemp("tables")
+    write_tables(path, fed.sink.events, fed.archive_sink.events)
+    return path
+
+
+def export(tables: Path, *flags: str) -> Result:
+    result = CliRunner().invoke(inspect, ["--tables", str(tables), *flags])
+    if result.exception and not isinstance(result.exception, SystemExit | KafkaProbeError):
+        raise result.exception
+    return result
+
+
+def ends(client: str, server: str) -> tuple[Endpoint, Endpoint]:
+    found = Endpoint.of(client), Endpoint.of(server)
+    assert found[0]
+    assert found[1]
+    return found[0], found[1]
+
+
+def tshark(file: Path, *fields: str, only: str = "") -> list[list[str]]:
+    """Return the values of fields of each packet."""
+    command = ["tshark", "-r", str(file), "-d", "tcp.port==9093,kafka", "-T", "fields"]
+    command += [*(("-Y", only) if only else ()), *(part for field in fields for part in ("-e", field))]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return [line.split("\t") for line in output.split("\n")[:-1]]
+
+
+def test_a_connection_has_its_handshake_its_frames_and_its_end(tables: Path, tmp_path: Path) -> None:
+    file = tmp_path / "one.pcapng"
+    result = export(tables, "--client", CLIENT_ID, "--pcapng", str(file))
+    assert result.stderr == "7 packets. Read them with -d tcp.port==9093,kafka\n"
+    rows = tshark(file, "ip.src", "tcp.srcport", "tcp.flags.str", "tcp.seq_raw", "tcp.ack_raw", "kafka.correlation_id")
+    assert [[host, port, flags.strip("·"), *rest] for host, port, flags, *rest in rows] == [
+        ["10.1.0.1", "40001", "S", str(ISN), "0", ""],
+        ["10.1.0.2", "9093", "A··S", str(2 * ISN - 1), str(ISN + 1), ""],
+        ["10.1.0.1", "40001", "A", str(ISN + 1), str(2 * ISN), ""],
+        *rows_of_exchange(rows),
+        ["10.1.0.1", "40001", "A···F", rows[4][4], rows[5][4], ""],
+        ["10.1.0.2", "9093", "A···F", rows[5][4], str(int(rows[4][4]) + 1), ""],
+    ]
+    assert tshark(file, "frame.number", only="tcp.analysis.flags") == []
+    assert tshark(file, "kafka.request_frame", only="frame.number == 5") == [["4"]]
+
+
+def rows_of_exchange(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows of request and response, whose sizes are not the subject here."""
+    asked, answered = rows[3], rows[4]
+    assert [asked[5], answered[5]] == ["7", "7"]
+    assert int(answered[4]) > int(asked[3])
+    return [[host, port, flags.strip("·"), *rest] for host, port, flags, *rest in (asked, answered)]
+
+
+def test_comments_name_client_library_process_and_hosts_and_nothing_has_an_effect(tables: Path, tmp_path: Path) -> None:
+    file = tmp_path / "both.pcapng"
+    export(tables, "--api", "Metadata", "--pcapng", str(file))
+    comments = [line[0] for line in tshark(file, "frame.comment") if line[0]]
+    assert any(f"client {CLIENT_ID}" in text and "billing" in text for text in comments)
+    assert not any("\x1b" in text for text in comments)
+    assert b"\\x1b[31m\\nb" in file.read_bytes()
+    assert b"node-1" in file.read_bytes()
+    resets = tshark(file, "ip.src", "tcp.srcport", only="tcp.flags.reset == 1")
+    assert resets == [["10.1.0.2", "9093"]]
+
+
+def test_two_exports_are_equal_and_standard_output_is_a_file(tables: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for file in (first, second):
+        export(tables, "--api", "Metadata", "--pcapng", str(file))
+    assert first.read_bytes() == second.read_bytes()
+    assert export(tables, "--api", "Metadata", "--pcapng", "-").stdout_bytes == first.read_bytes()
+
+
+def test_a_full_file_ends_with_a_sentence(tables: Path, tmp_path: Path) -> None:
+    result = export(tables, "--api", "Metadata", "--pcapng", str(tmp_path / "small"), "--pcapng-bytes", "500")
+    assert "The file has as many bytes as --pcapng-bytes allows, and ends early." in result.stderr
+    assert len(tshark(tmp_path / "small", "frame.number")) >= 1
+
+
+def test_one_way_of_output_is_chosen(tables: Path) -> None:
+    assert str(export(tables, "--pcapng", "-", "--count").exception).startswith("Use one of --conversation, --pcapng")
+
+
+def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
+    partitions = [{"Index": 0, "Records": Records(bytes(300_000))}]
+    tree = {"ClientId": CLIENT_ID, "Acks": 1, "TopicData": [{"Name": "orders", "PartitionData": partitions}]}
+    asked, answered = message_of("Produce", False, 8, tree), message_of("Produce", True, 8, {})
+    connection = Connection(*ends("[::1]:40000", "[::1]:9093"), 1, 1)
+    file = tmp_path / "large.pcapng"
+    with file.open("wb") as stream:
+        output = CaptureFile(stream)
+        for message in (asked, answered, asked, answered):
+            frame, size = copied(message), len(message.frame())
+            sequence = connection.sequence(response=message.response)
+            for packet in connection.frame(1, sequence, wire_frame(frame), size, response=message.response):
+                output.write(packet)
+    responses = tshark(file, "kafka.api_key", "kafka.request_frame", only="kafka.request_frame")
+    assert [key for key, _ in responses] == ["0", "0"]
+    assert tshark(file, "frame.number", only="_ws.malformed") == []
+
+
+def test_a_gigabyte_of_responses_is_a_small_file() -> None:
+    connection, stream = Connection(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
+    output, size = CaptureFile(stream), 100 << 20
+    for _ in range(10):
+        wire = WireFrame([b"head", Zeros(size - 4)])
+        for packet in connection.frame(1, connection.sequence(response=True), wire, size, response=True):
+            output.write(packet)
+    assert len(stream.getvalue()) < 5_000_000
+
+
+@pytest.mark.parametrize("text", [None, "", "10.0.0.1", "broker:9092", "10.0.0.1:70000", "10.0.0.1:-1", "[::1]:x"])
+def test_a_text_that_is_no_endpoint_is_none(text: str | None) -> None:
+    assert Endpoint.of(text) is None
+
+
+def test_nothing_found_leaves_no_file(tables: Path, tmp_path: Path) -> None:
+    result = export(tables, "--flow", "absent", "--pcapng", str(tmp_path / "none"))
+    assert "No frame matches" in str(result.exception)
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,103 @@
+"""Frames are rebuilt to their size on the wire, byte by byte where nothing was withheld."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from kafka_probe.conversations.copied_frames import CUT, CopiedFrame
+from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, LIMITS
+from kafka_probe.protocol.schemas import Api, apis
+from tests.builders.copied import copied
+from tests.builders.trees import CLIENT_ID, Records, generated, message_of
+
+COPIED = [api for api in apis().values() if api.name in LIMITS]
+SEEDS = range(1, 5)
+BATCH_BYTES = 61  # of the header of a record batch
+
+
+def flat(wire: WireFrame) -> bytes:
+    return b"".join(bytes(part.size) if isinstance(part, Zeros) else part for part in wire.parts)
+
+
+@pytest.mark.parametrize("api", COPIED, ids=lambda api: api.name)
+def test_every_version_has_its_size_and_the_bytes_that_were_not_withheld(api: Api) -> None:
+    for version, response, seed in product(api.versions, (False, True), SEEDS):
+        message = generated(api, response, version, seed)
+        wire, rebuilt = message.frame(), wire_frame(copied(message))
+        assert rebuilt.known_bytes == len(wire), message
+        if message.left == wire[4 + 4 * (not response) + 4 :]:
+            assert flat(rebuilt) == wire, message
+            assert not rebuilt.comments
+
+
+def test_a_record_set_becomes_the_header_of_an_empty_batch_and_zeros() -> None:
+    sets = [Records(b"secret" * size) for size in (1, 5, 100)]
+    partitions = [{"Index": number, "Records": records} for number, records in enumerate(sets)]
+    tree = {"ClientId": CLIENT_ID, "Acks": 1, "TopicData": [{"Name": "orders", "PartitionData": partitions}]}
+    message = message_of("Produce", False, 8, tree)
+    rebuilt = wire_frame(copied(message))
+    wire = message.frame()
+    assert len(flat(rebuilt)) == len(wire)
+    assert b"secret" not in flat(rebuilt)
+    assert [part.size for part in rebuilt.parts if isinstance(part, Zeros)] == [600 - BATCH_BYTES]
+    assert len(rebuilt.comments) == len(sets)
+    at = wire.index(b"secret" * 100)
+    assert flat(rebuilt)[at + 8 : at + 12] == (600 - 12).to_bytes(4, "big")
+    assert flat(rebuilt)[at + 16] == 2
+
+
+def test_the_only_withheld_field_has_its_length() -> None:
+    members = [{"MemberId": "m-1", "GroupInstanceId": None, "Reason": "r" * 200}]
+    message = message_of("LeaveGroup", False, 5, {"ClientId": CLIENT_ID, "GroupId": "billing", "Members": members})
+    assert flat(wire_frame(copied(message))) == message.frame().replace(b"r" * 200, bytes(200))
+
+
+def test_a_frame_that_was_cut_has_its_size_if_it_is_a_request() -> None:
+    topics = [{"Name": f"topic-{number}"} for number in range(100)]
+    asked = message_of("Metadata", False, 8, {"ClientId": CLIENT_ID, "Topics": topics})
+    cut = wire_frame(copied(asked, asked.left[:500], CUT))
+    assert cut.known_bytes == len(asked.frame())
+    assert flat(cut)[: 12 + 500] == asked.frame()[: 12 + 500]
+    answered = message_of("Metadata", True, 8, {"Topics": topics})
+    known = wire_frame(copied(answered, answered.left[:500], CUT))
+    assert flat(known) == answered.frame()[: 8 + 500]
+    assert known.comments == [f"{len(answered.frame()) - 508} bytes of the frame withheld"]
+
+
+@pytest.mark.parametrize("api", [api for api in apis().values() if api.name in HEADER_ONLY], ids=lambda api: api.name)
+def test_a_request_of_which_only_the_header_was_copied_has_its_size(api: Api) -> None:
+    for version in api.versions:
+        message = generated(api, False, version, 1)
+        header = message.data[: len(message.data) - len(message.body)]
+        rebuilt = wire_frame(copied(message, header.rstrip(b"\0") if api.flexible(version) else header))
+        assert rebuilt.known_bytes == len(message.frame())
+
+
+def test_bytes_that_the_rules_do_not_describe_leave_the_header_and_the_size() -> None:
+    message = message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "billing", "MemberId": "m-1"})
+    rebuilt = wire_frame(copied(message, message.left + bytes(100)))
+    assert rebuilt.known_bytes == len(message.frame())
+    assert flat(rebuilt)[:12] == message.frame()[:12]
+
+
+def test_a_response_to_an_unknown_request_ends_behind_its_header() -> None:
+    message = message_of("Heartbeat", True, 0, {})
+    frame = copied(message, b"")
+    unknown = CopiedFrame(frame.first._replace(api_key=255), b"", whole=True, copied_all=False)
+    assert flat(wire_frame(unknown)) == message.frame()[:8]
+
+
+def test_api_keys_are_those_of_the_frames() -> None:
+    message = message_of("ApiVersions", False, 0, {"ClientId": CLIENT_ID})
+    assert int.from_bytes(flat(wire_frame(copied(message)))[4:6], "big") == ApiKey.API_VERSIONS
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 40])
+def test_numbers_that_no_frame_has_are_no_error(number: int) -> None:
+    frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "billing", "MemberId": "m"}))
+    forged = frame.first._replace(frame_bytes=number, correlation_id=number, api_key=number, api_version=number)
+    wire_frame(CopiedFrame(forged, frame.data, whole=True, copied_all=True))
