@@ -21,7 +21,7 @@ _PACKET_BYTES = 100  # of a packet in the file besides what is captured of it, a
 
 
 class Written(NamedTuple):
-    """What a capture file contains. ports: of the servers; complete: all that was found fits into it."""
+    """The contents of a capture file. ports: of the servers; complete: all that was found fits into it."""
 
     packets: int
     ports: tuple[int, ...]
@@ -62,7 +62,7 @@ def write(tables: OpenTables, found: Sequence[ConnectionEnd], stream: IO[bytes],
 def _one_end_each(
     tables: OpenTables, found: Sequence[ConnectionEnd]
 ) -> Iterator[tuple[ConnectionEnd, CopiedFrame, Iterator[CopiedFrame]]]:
-    """Yield one end of each connection with its first frame and the others: the client's if there are frames of it."""
+    """Yield one end of each connection with its first frame and the others, the client's if possible."""
     by_flow: dict[object, list[ConnectionEnd]] = {}
     for end in found:
         by_flow.setdefault(end.flow_id or (end.agent_id, end.conn_id), []).append(end)
@@ -112,7 +112,7 @@ def _end(connection: Connection, how: str, closing_us: int, closed_us: int, *, b
 
 
 def _life(tables: OpenTables, end: ConnectionEnd) -> tuple[int | None, tuple[str, bool, int, int] | None]:
-    """Return when a connection was opened, if it was seen from its start, and how it ended, who did that, and when."""
+    """Return when a connection was opened, if its start was seen, and how it ended, by whom, and when."""
     ids = [end.agent_id, end.conn_id]
     opened_us, closed = None, None
     if tables.add("opens"):

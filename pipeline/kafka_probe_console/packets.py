@@ -103,7 +103,7 @@ class Connection:
         way.next = (tcp_seq + size) % _MODULUS
 
     def fin(self, ts_us: int, *, of_server: bool) -> Packet:
-        """Return the packet by which a side says that it sends no more."""
+        """Return the packet by which a side ends its direction."""
         packet = self._end(ts_us, Bit.FIN | Bit.ACK, of_server)
         way = self._ways[of_server]
         way.next = ((way.next or 0) + 1) % _MODULUS

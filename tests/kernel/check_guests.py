@@ -1,4 +1,4 @@
-"""A guest reports its end, whether it stops in order or not, and what a machine needs is fetched once and named.
+"""A guest reports its end, in order or not, and what a machine needs is fetched once and named.
 
 Part of `make test-kernels`, not of `make test`: each starts a machine for it.
 """

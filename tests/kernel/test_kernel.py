@@ -1,4 +1,4 @@
-"""The program of the matrix of kernels: its comparison of backends, its results, and guests that fail."""
+"""The program of the matrix of kernels: its comparison of backends, and its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tshark reads the frames that a capture file rebuilds as it reads the recorded ones, and nothing withheld is in it."""
+"""tshark reads rebuilt frames as it reads the recorded ones, and nothing that was withheld is in the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEAST_EXCHANGES, LEAST_APIS = 70, 11  # of versions that tshark knows
 
 
 class Read(NamedTuple):
-    """What tshark reads of a packet. matched: it knows the request of a response, or the response of a request."""
+    """A packet as tshark reads it. matched: it knows the request of a response, or the response of a request."""
 
     fields: tuple[str, ...]
     matched: bool

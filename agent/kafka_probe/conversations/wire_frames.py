@@ -39,7 +39,7 @@ class _EndedError(Exception):
 
 @dataclass(slots=True)
 class WireFrame:
-    """A frame from its length prefix on: bytes and zeros, up to where it is known; and what its reader should know."""
+    """A frame from its length prefix on, up to where it is known, and comments on it."""
 
     parts: list[bytes | Zeros] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ def _program(api_key: int, version: int, response: bool) -> tuple[tuple[int, ...
 
 
 class _Hidden(NamedTuple):
-    """A field of which the length is missing: the part in front of which it stands, and how its length is written."""
+    """A field whose length is missing: the part that has its length, and how that is written."""
 
     part: int
     width: int  # bytes of a fixed length; 0: a varint of the length plus one; 1: a varint of the length
@@ -297,7 +297,7 @@ def _field(summary: bytes, name: str) -> int:
 
 
 def batch(size: int) -> Iterator[bytes | Zeros]:
-    """Yield the bytes of a record set of this size: the header of one empty batch of magic 2, and zeros."""
+    """Yield the bytes of a record set: the header of one empty batch of magic 2, and zeros."""
     header = _BATCH.pack(0, size - 12, 0, 2, 0, 0, -1, 0, 0, -1, -1, -1, 0)
     yield header[:size]
     if size > len(header):
