@@ -67,10 +67,16 @@ def _one_end_each(
     for end in found:
         by_flow.setdefault(end.flow_id or (end.agent_id, end.conn_id), []).append(end)
     for ends in by_flow.values():
-        frames = ((end, selection.conversation(tables, end)) for end in ends)
-        begun = [(end, first, rest) for end, rest in frames if (first := next(rest, None))]
-        of_client = [one for one in begun if one[1].first.side == "client"]
-        yield from (of_client or begun)[:1]
+        chosen = None
+        for end in ends:  # forged events may give one flow to any number of ends
+            frames = selection.conversation(tables, end)
+            first = next(frames, None)
+            if first and (chosen is None or first.first.side == "client"):
+                chosen = end, first, frames
+            if first and first.first.side == "client":
+                break
+        if chosen:
+            yield chosen
 
 
 def _packets(

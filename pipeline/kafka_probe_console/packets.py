@@ -87,17 +87,16 @@ class Connection:
         way = self._ways[response]
         # tshark matches a request with its response only if all of it is captured. Of a long response it waits for the
         # other packets unless the first one is cut.
-        captured = _bytes_of(wire) if not response else _beginning(wire, min(size, SEGMENT_BYTES - 1))
+        captured = iter([_beginning(wire, min(size, SEGMENT_BYTES - 1))]) if response else _segments(wire)
         for start in range(0, size, SEGMENT_BYTES):
-            payload = min(size - start, SEGMENT_BYTES)
             yield self._packet(
                 ts_us,
                 response,
                 Bit.PSH | Bit.ACK,
                 (tcp_seq + start) % _MODULUS,
                 self.sequence(response=not response),
-                captured[start : start + payload],
-                payload,
+                next(captured, b""),
+                min(size - start, SEGMENT_BYTES),
                 () if start else wire.comments,
             )
         way.next = (tcp_seq + size) % _MODULUS
@@ -145,8 +144,19 @@ def _headers(source: Endpoint, target: Endpoint, flags: Bit, sequence: int, ackn
     return struct.pack(">IHBB", 6 << 28, _TCP_BYTES + payload, _TCP, _HOPS) + addresses + tcp
 
 
-def _bytes_of(wire: WireFrame) -> bytes:
-    return b"".join(bytes(part.size) if isinstance(part, Zeros) else part for part in wire.parts)
+def _segments(wire: WireFrame) -> Iterator[bytes]:
+    """Yield the bytes of a frame by packets."""
+    segment = bytearray()
+    for part in wire.parts:
+        left = part.size if isinstance(part, Zeros) else len(part)
+        while left:
+            size = min(left, SEGMENT_BYTES - len(segment))
+            segment += bytes(size) if isinstance(part, Zeros) else part[len(part) - left :][:size]
+            left -= size
+            if len(segment) == SEGMENT_BYTES:
+                yield bytes(segment)
+                segment.clear()
+    yield bytes(segment)
 
 
 def _beginning(wire: WireFrame, limit: int) -> bytes:

@@ -21,16 +21,13 @@ from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS, uvarint
 _UNSUPPORTED_VERSION = 35  # error code
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # a record batch of magic 2 up to and with its number of records
 _NO_TAG = -1
+_LONGEST = {0: 1 << 30, 1: 1 << 30, 2: (1 << 15) - 1, 4: 1 << 30}  # field by the width of its length, see _Hidden
 
 
 class Zeros(NamedTuple):
     """A number of bytes that were not copied."""
 
     size: int
-
-
-def _has(versions: tuple[int, int] | None, version: int) -> bool:
-    return versions is not None and versions[0] <= version <= versions[1]
 
 
 class _EndedError(Exception):
@@ -61,10 +58,9 @@ def wire_frame(frame: CopiedFrame) -> WireFrame:
     missing = first.frame_bytes - rebuilt.known_bytes
     if missing < 0:  # it is not what these rules describe: only the header is sure
         rebuilt, missing = WireFrame([_head(frame)]), first.frame_bytes - len(_head(frame))
-    elif missing and whole and walk.hidden:
-        _fill(rebuilt, walk.hidden, missing)
-        missing = 0
-    if missing:
+    elif whole:
+        missing -= _fill(rebuilt, walk.hidden, missing)
+    if missing > 0:
         rebuilt.comments.append(f"{missing} bytes of the frame withheld")
         if not frame.response:  # a request that is cut is not matched with its response
             rebuilt.parts.append(Zeros(missing))
@@ -100,14 +96,23 @@ class _Hidden(NamedTuple):
     width: int  # bytes of a fixed length; 0: a varint of the length plus one; 1: a varint of the length
 
 
-def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> None:
-    """Give the first hidden field the bytes that the frame lacks."""
-    place = hidden[0]
-    length, prefix = _prefix(place.width, missing)
-    rebuilt.parts[place.part] = prefix
-    rebuilt.parts.insert(place.part + 1, Zeros(length))
-    unsure = "; the lengths of other withheld fields are part of it" if len(hidden) > 1 else ""
-    rebuilt.comments.append(f"{length} bytes of a field withheld{unsure}")
+def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> int:
+    """Give the first hidden fields the bytes that the frame lacks; return how many they have taken."""
+    taken = 0
+    shares: list[tuple[_Hidden, int]] = []
+    for place in hidden:
+        share = min(missing - taken, _LONGEST[place.width])
+        if share <= 0:
+            break
+        shares.append((place, share))
+        taken += share
+    for place, share in reversed(shares):
+        length, prefix = _prefix(place.width, share)
+        rebuilt.parts[place.part : place.part + 1] = [prefix, Zeros(length)]
+    if shares:
+        unsure = "; the lengths of other withheld fields are part of it" if len(hidden) > len(shares) else ""
+        rebuilt.comments.append(f"{taken} bytes of fields withheld{unsure}")
+    return taken
 
 
 def _prefix(width: int, missing: int) -> tuple[int, bytes]:
@@ -116,13 +121,13 @@ def _prefix(width: int, missing: int) -> tuple[int, bytes]:
         return missing, missing.to_bytes(width, "big")
     for extra in range(5):  # bytes of the varint beyond the first
         length = missing - extra
-        written = varint(length + (width == 0))
+        written = _varint(length + (width == 0))
         if len(written) == extra + 1:
             return length, written
-    return missing - 1, varint(missing - 1 + (width == 0)) + bytes(1)  # no varint has that size exactly
+    return missing - 1, _varint(missing - 1 + (width == 0)) + bytes(1)  # no varint has that size exactly
 
 
-def varint(value: int) -> bytes:
+def _varint(value: int) -> bytes:
     """Return an unsigned varint."""
     written = bytearray()
     while value > 0x7F:
@@ -289,6 +294,10 @@ class _Walk:
         if len(taken) < size:
             raise _EndedError
         return taken
+
+
+def _has(versions: tuple[int, int] | None, version: int) -> bool:
+    return versions is not None and versions[0] <= version <= versions[1]
 
 
 def _field(summary: bytes, name: str) -> int:

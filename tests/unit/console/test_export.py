@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import tracemalloc
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol.api_keys import ApiKey
@@ -163,3 +166,18 @@ def test_nothing_found_leaves_no_file(tables: Path, tmp_path: Path) -> None:
     result = export(tables, "--flow", "absent", "--pcapng", str(tmp_path / "none"))
     assert "No frame matches" in str(result.exception)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("size", [-1, 0, 3, 1 << 40])
+def test_a_forged_size_takes_no_memory(size: int) -> None:
+    connection = Connection(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1)
+    frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "g", "MemberId": "m"}))
+    wire = wire_frame(CopiedFrame(frame.first._replace(frame_bytes=size), frame.data, whole=True, copied_all=True))
+    tracemalloc.start()
+    try:
+        packets = islice(connection.frame(1, 1, wire, size, response=False), 100)
+        assert all(packet.size <= 1 << 16 for packet in packets)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20

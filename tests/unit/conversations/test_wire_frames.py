@@ -96,6 +96,15 @@ def test_api_keys_are_those_of_the_frames() -> None:
     assert int.from_bytes(flat(wire_frame(copied(message)))[4:6], "big") == ApiKey.API_VERSIONS
 
 
+def test_fields_that_are_longer_than_one_length_can_say_share_the_bytes() -> None:
+    partitions = [{"PartitionIndex": n, "CommittedMetadata": "m" * 20_000} for n in range(4)]
+    topics = [{"Name": "orders", "Partitions": partitions}]
+    message = message_of("OffsetCommit", False, 7, {"ClientId": CLIENT_ID, "GroupId": "billing", "Topics": topics})
+    rebuilt = wire_frame(copied(message))
+    assert rebuilt.known_bytes == len(message.frame())
+    assert [part.size for part in rebuilt.parts if isinstance(part, Zeros)] == [32_767, 32_767, 80_000 - 2 * 32_767]
+
+
 @pytest.mark.parametrize("number", [-1, 1 << 40])
 def test_numbers_that_no_frame_has_are_no_error(number: int) -> None:
     frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "billing", "MemberId": "m"}))
