@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 # Tests that run beside all others.
-BESIDE := tests/pipeline
+BESIDE := tests/pipeline tests/vagrant
 
 .PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
 

@@ -13,7 +13,7 @@ from kafka_probe.conversations.wire_frames import wire_frame
 from kafka_probe_console import selection
 from kafka_probe_console.capture_file import CaptureFile
 from kafka_probe_console.errors import NothingFoundError
-from kafka_probe_console.packets import Connection, Endpoint, Packet
+from kafka_probe_console.packets import Endpoint, Packet, PacketMaker
 from kafka_probe_console.tables import OpenTables
 
 _FLOW_ID = re.compile("([0-9a-f]{8})([0-9a-f]{8})")  # sequence numbers of the first payload of client and server
@@ -86,7 +86,7 @@ def _packets(
     first = next(frames)
     known = _FLOW_ID.fullmatch(end.flow_id or "")
     bases = (int(known[1], 16), int(known[2], 16)) if known else (None, None)
-    connection = Connection(client, server, *bases)
+    connection = PacketMaker(client, server, *bases)
     about = [
         f"client {end.client_id or 'without id'}",
         end.software or "unknown library",
@@ -109,7 +109,7 @@ def _packets(
         yield from _end(connection, how, max(closing_us, last_us), max(closed_us, last_us), by_server=by_server)
 
 
-def _end(connection: Connection, how: str, closing_us: int, closed_us: int, *, by_server: bool) -> Iterator[Packet]:
+def _end(connection: PacketMaker, how: str, closing_us: int, closed_us: int, *, by_server: bool) -> Iterator[Packet]:
     if how == "fin":
         yield connection.fin(closing_us, of_server=by_server)
         yield connection.fin(closed_us, of_server=not by_server)

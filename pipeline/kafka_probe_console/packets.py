@@ -60,7 +60,7 @@ class _Direction:
     next: int | None  # sequence number behind the last byte; None before the first
 
 
-class Connection:
+class PacketMaker:
     """Makes the packets of one connection. client_base, server_base: sequence number of the first payload, if known."""
 
     def __init__(self, client: Endpoint, server: Endpoint, client_base: int | None, server_base: int | None) -> None:

@@ -20,7 +20,7 @@ from kafka_probe.conversations.wire_frames import wire_frame
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.capture_file import CaptureFile
-from kafka_probe_console.packets import Connection, Endpoint
+from kafka_probe_console.packets import Endpoint, PacketMaker
 from tests.builders.recordings import Frame
 from tests.lab.capture import Capture
 from tests.lab.processes import free_port, wait_until
@@ -91,12 +91,12 @@ def _copied(sample: np.void) -> CopiedSample:
 def rebuilt(copied: list[tuple[int, CopiedFrame]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a capture file of the copied frames."""
     path = tmp_path_factory.mktemp("rebuilt") / "rebuilt.pcapng"
-    connections: dict[int, Connection] = {}
+    connections: dict[int, PacketMaker] = {}
     with path.open("wb") as file:
         output = CaptureFile(file)
         for number, frame in copied:
             client, server = Endpoint(LOCALHOST, FIRST_CLIENT_PORT + number), Endpoint(LOCALHOST, PORT)
-            connection = connections.setdefault(number, Connection(client, server, None, None))
+            connection = connections.setdefault(number, PacketMaker(client, server, None, None))
             first, wire = frame.first, wire_frame(frame)
             for packet in connection.frame(
                 first.ts_us, first.tcp_seq, wire, first.frame_bytes, response=frame.response

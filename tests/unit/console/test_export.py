@@ -18,7 +18,7 @@ from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_console.capture_file import CaptureFile
 from kafka_probe_console.inspect_command import inspect
-from kafka_probe_console.packets import Connection, Endpoint
+from kafka_probe_console.packets import Endpoint, PacketMaker
 from tests.builders.copied import copied
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.samples import closed, gone, opened, request, response
@@ -133,7 +133,7 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
     partitions = [{"Index": 0, "Records": Records(bytes(300_000))}]
     tree = {"ClientId": CLIENT_ID, "Acks": 1, "TopicData": [{"Name": "orders", "PartitionData": partitions}]}
     asked, answered = message_of("Produce", False, 8, tree), message_of("Produce", True, 8, {})
-    connection = Connection(*ends("[::1]:40000", "[::1]:9093"), 1, 1)
+    connection = PacketMaker(*ends("[::1]:40000", "[::1]:9093"), 1, 1)
     file = tmp_path / "large.pcapng"
     with file.open("wb") as stream:
         output = CaptureFile(stream)
@@ -148,7 +148,7 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
 
 
 def test_a_gigabyte_of_responses_is_a_small_file() -> None:
-    connection, stream = Connection(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
+    connection, stream = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
     output, size = CaptureFile(stream), 100 << 20
     for _ in range(10):
         wire = WireFrame([b"head", Zeros(size - 4)])
@@ -170,7 +170,7 @@ def test_nothing_found_leaves_no_file(tables: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [-1, 0, 3, 1 << 40])
 def test_a_forged_size_takes_no_memory(size: int) -> None:
-    connection = Connection(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1)
+    connection = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1)
     frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "g", "MemberId": "m"}))
     wire = wire_frame(CopiedFrame(frame.first._replace(frame_bytes=size), frame.data, whole=True, copied_all=True))
     tracemalloc.start()
