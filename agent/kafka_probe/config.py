@@ -30,12 +30,12 @@ from kafka_probe.errors import UsageError
 from kafka_probe.setting_types import (
     Address,
     ArchiveFilter,
+    ExchangeSelection,
     Filter,
     Listen,
     Names,
     Netns,
     Ports,
-    RequestEvents,
     Requests,
     Servers,
     written_size,
@@ -141,10 +141,10 @@ class DaemonConfig(SinkConfig):
     kernel_time: bool = False
     """measure the run time of the agent's BPF programs; the kernel then measures all BPF programs of the host"""
     recorder_bytes: ByteSize = Field(ByteSize(32 * MIB), ge=0)
-    """memory for the newest frames, and the last of each connection, which are archived when it ends badly; 0: none"""
+    """memory for recent frames, which are archived when their connection ends abnormally; 0: none"""
     archive_filter: Filter = Field(ArchiveFilter(), json_schema_extra={"metavar": "client=PATTERN,topic=PATTERN,..."})
     """conditions on frames of `archive`, all of which have to match; workload: a name, or the id of a container"""
-    archive: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
+    archive: Requests = Field(ExchangeSelection(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
     """exchanges whose frames are archived besides those of the recorder"""
     archive_topic: str = Field("kafka-probe.frames", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     """topic of archived frames; the agent creates it if it is absent"""
@@ -194,8 +194,8 @@ class Config(DaemonConfig):
     interval_s: float = Field(5.0, gt=0, le=3600)
     """length of an interval; flows are sent once per interval"""
     open_interval_s: float = Field(3600.0, gt=0, le=86400)
-    """time in which the open event of each connection that is still open is sent once more, evenly spread"""
-    requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
+    """interval at which each open connection is reported again; these reports are spread evenly"""
+    requests: Requests = Field(ExchangeSelection(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
     """exchanges to send as request events"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
     """CPU of the capture thread, in cores, above which the agent leaves out request events, then topics"""

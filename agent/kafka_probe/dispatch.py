@@ -8,7 +8,7 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming
 from kafka_probe.connections.frame_reader import Frames
-from kafka_probe.connections.grouping import FramesByConnection, Key
+from kafka_probe.connections.frames_by_connection import FramesByConnection, Key
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, Topic
-from kafka_probe.connections.grouping import FramesByConnection, Key
+from kafka_probe.connections.frames_by_connection import FramesByConnection, Key
 from kafka_probe.connections.last_produces import LastProduce
 from kafka_probe.connections.refusals import Sums
 from kafka_probe.connections.topic_names import TopicNames

@@ -1,8 +1,8 @@
 """Shows conversations for `kafka-probe follow`: the frames of chosen connections, as people read them, while they pass.
 
-Once per interval each connection with new frames gets a block of lines. A request that has waited for its response for
-a second by then has its line before the response, which then has one of its own. Frames that wait take at most some
-24 MiB: the part of `--memory-limit` that is for the sinks of `run`.
+Once per interval each connection with new frames gets a block of lines. If a response takes more than a second, the
+request is printed first and the response later, on a line of its own. Waiting frames take at most some 24 MiB: the part
+of `--memory-limit` that is for the sinks of `run`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafka_probe.conversations.conversation import (
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, Joiner
 from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import UsageError
-from kafka_probe.setting_types import ArchiveFilter, RequestEvents
+from kafka_probe.setting_types import ArchiveFilter, ExchangeSelection
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink
 from kafka_probe.text import as_json, printable
 
@@ -46,10 +46,10 @@ RENDER_S = 0.2
 BUFFER_BYTES = 4 << 20
 """Most bytes of lines that wait for the terminal."""
 MOST_FOLLOWED = 4096
-"""Most connections whose state is kept; the one that was silent longest leaves."""
+"""Most connections whose state is kept; the one that was silent longest is dropped first."""
 _INTERVALS_WAITED = 10  # for the facts of a connection that has frames
 _QUIET_INTERVALS = 5
-_COLUMNS = ("end", "ns", *CopiedSample._fields[CopiedSample._fields.index("tcp_seq") :])
+_COLUMNS = ("end", "monotonic_ns", *CopiedSample._fields[CopiedSample._fields.index("tcp_seq") :])
 _OF_FRAMES = ("archive_rate", "ring_full", "peer_limited", "frame_incomplete", "frame_limit", "sink_buffer_full")
 
 
@@ -67,14 +67,14 @@ class _Followed:
     @property
     def since_ns(self) -> int:
         """Return the time of the first frame of the interval, ns of CLOCK_MONOTONIC; 0 without frames."""
-        return self.frames[0].first.ns if self.frames else 0
+        return self.frames[0].first.monotonic_ns if self.frames else 0
 
 
 class FollowSink(StdoutSink):
     """Prints conversations, or their frames as JSON lines.
 
-    `connections`, if set, returns the open connections. notice: gets sentences about losses, and about nothing to show.
-    ports: a text about the watched ports.
+    `connections`, if set, returns the open connections. notice: called with a sentence if frames are lost, or if there
+    is nothing to show. ports: a text about the watched ports.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FollowSink(StdoutSink):
             self._samples += 1
             end = ends[index]
             origin = event["node"], event["agent_id"], end["conn_id"], end["flow_id"], event["copy_rules"], end["side"]
-            sample = CopiedSample._make(((ns + event["wall_ns"]) // 1000, *origin, ns, *values, b64decode(data)))
+            sample = CopiedSample._make(((ns + event["wall_offset_ns"]) // 1000, *origin, ns, *values, b64decode(data)))
             if end["conn_id"] not in self._followed:
                 self._followed[end["conn_id"]] = _Followed(sample, Conversation(verbose=self._verbose))
             self._followed.move_to_end(end["conn_id"])
@@ -237,7 +237,7 @@ def _lines(
         yield from conversation.add(frame)
     if closed:
         yield from conversation.rest()
-        yield closing(closed["closed_by"], closed["how"], closed["idle_us"])
+        yield closing(closed["side"], closed["closed_by"], closed["how"], closed["idle_us"])
     elif over:
         yield from conversation.rest()
     else:
@@ -272,11 +272,11 @@ def follow_settings(config: Config, choice: Mapping[str, str | None]) -> Config:
         raise UsageError(f"Wrong choice of connections: {error}.") from None
     return config.model_copy(
         update={
-            "archive": RequestEvents("all"),
+            "archive": ExchangeSelection("all"),
             "archive_filter": wanted,
             "archive_bytes_per_s": BYTES_PER_S,
             "recorder_bytes": 0,
-            "requests": RequestEvents("off"),
+            "requests": ExchangeSelection("off"),
             "interval_s": 1.0,
         }
     )

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator
 
 from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.events import RequestEvent
-from kafka_probe.setting_types import RequestEvents
+from kafka_probe.setting_types import ExchangeSelection
 
 LOSSES = {
     "request_shed": "requests not considered for events, because the capture thread took more CPU than `--cpu-limit`",
 }
-# Detail returns after _PATIENCE intervals in a row below half of the limit. Each return doubles the number, up to
-# _MOST_PATIENCE; it is reset once the load stays low with full detail. Detail also returns after _MOST_PATIENCE
-# intervals in a row below the limit, so that a load between half and all of the limit does not disable it permanently.
-_PATIENCE, _MOST_PATIENCE = 3, 96
+# Detail returns after _CALM_INTERVALS in a row below half of the limit. Each return doubles the number, up to
+# _MOST_CALM_INTERVALS; it is reset once the load stays low with full detail. Detail also returns after
+# _MOST_CALM_INTERVALS in a row below the limit: a load between half and all of the limit must not disable it forever.
+_CALM_INTERVALS, _MOST_CALM_INTERVALS = 3, 96
 
 log = logging.getLogger(__name__)
 
@@ -28,18 +28,18 @@ log = logging.getLogger(__name__)
 class LoadShedding:
     """Holds the level of detail. requests: exchanges that become events. cpu_limit: share of a core; None: no limit."""
 
-    def __init__(self, requests: RequestEvents, cpu_limit: float | None) -> None:
+    def __init__(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self._seen = 0
         self.reconfigure(requests, cpu_limit)
 
-    def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
+    def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         """Take other settings and return to full detail."""
         self._requests = requests
         self._limit = cpu_limit
         self._steps = ("topics",) if requests.which == "off" else ("requests", "topics")
         self._taken = self._calm = self._below = 0
-        self._patience = _PATIENCE
+        self._calm_intervals = _CALM_INTERVALS
 
     @property
     def shed(self) -> str | None:
@@ -56,7 +56,7 @@ class LoadShedding:
         """Return True if flows name their topics."""
         return self.shed != "topics"
 
-    def spend(self, cpu_share: float) -> None:
+    def adapt(self, cpu_share: float) -> None:
         """Decide from the last interval's share of a core what the next interval leaves out."""
         if self._limit is None:
             return
@@ -70,24 +70,24 @@ class LoadShedding:
             return
         self._calm = self._calm + 1 if 2 * cpu_share < self._limit else 0
         self._below += 1
-        if self._calm < self._patience and self._below < _MOST_PATIENCE:
+        if self._calm < self._calm_intervals and self._below < _MOST_CALM_INTERVALS:
             return
         self._calm = self._below = 0
         if self._taken:
             log.info("CPU use is %.1f %% of a core; including %s again.", 100 * cpu_share, self.shed)
             self._taken -= 1
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            self._calm_intervals = min(2 * self._calm_intervals, _MOST_CALM_INTERVALS)
         else:
-            self._patience = _PATIENCE
+            self._calm_intervals = _CALM_INTERVALS
 
     def skip(self, batch: Iterable[Frames]) -> None:
         """Count the responses among frames that become no events."""
         if self._requests.which != "off":
             self.losses["request_shed"] += sum(len(frames.index) for frames in batch if frames.shape.facts.response)
 
-    def wanted(self, exchanges: Iterable[RequestEvent]) -> Iterator[RequestEvent]:
-        """Return the exchanges that the settings select."""
-        return filter(self._wants, exchanges)
+    def wanted(self, events: Iterable[RequestEvent]) -> Iterator[RequestEvent]:
+        """Return the events that the settings select."""
+        return filter(self._wants, events)
 
     def _wants(self, event: RequestEvent) -> bool:
         match self._requests.which:

@@ -45,7 +45,7 @@ _SHARES = {
     "produces": 1,
     "learned": 6,
     "shapes": 2,
-    "ends": 3,
+    "closes": 3,
     "activity": 3,
     "workloads": 3,
     "topic_names": 2,
@@ -57,7 +57,7 @@ _SHARES = {
 # Bytes per item, of tables that are bounded by their number of items; the other bounds are in bytes.
 _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
-    "ends": 1536,  # a closed connection and its CLOSE sample
+    "closes": 1536,  # a closed connection and its CLOSE sample
     "open_counts": 512,
 }
 
@@ -72,7 +72,7 @@ class Bounds:
     learned_bytes: int  # facts that connections carry: ids, software, groups; and their fetch sessions
     activity_bytes: int  # sums of connections' flows, with their topics, until the connection is deleted
     shapes_bytes: int  # shapes of frames that the decoder knows
-    ends: int  # closed connections and resets that are not reported yet, beyond free slots of connections
+    closes: int  # closed connections and resets that are not reported yet, beyond free slots of connections
     workloads_bytes: int  # processes that own connections, while anything references them
     topic_names_bytes: int
     clients_bytes: int  # clients that the HTTP server shows, with their topics
@@ -95,7 +95,7 @@ class Bounds:
             learned_bytes=share("learned"),
             activity_bytes=share("activity"),
             shapes_bytes=share("shapes"),
-            ends=share("ends"),
+            closes=share("closes"),
             workloads_bytes=share("workloads"),
             topic_names_bytes=share("topic_names"),
             clients_bytes=share("clients"),

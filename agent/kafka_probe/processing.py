@@ -23,7 +23,7 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
 from kafka_probe.sending import Sender
-from kafka_probe.setting_types import RequestEvents
+from kafka_probe.setting_types import ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
 
 
@@ -68,7 +68,7 @@ class Processor:
         Inside a portion frames follow samples of other kinds and precede ends.
         """
         if self._archive:
-            self._archive.record(samples)
+            self._archive.add(samples)
         closes = samples[samples["kind"] == SampleKind.CLOSE]
         for portion in portions(samples, DECODED_AT_ONCE):
             self._consume_portion(portion, closes)
@@ -81,7 +81,7 @@ class Processor:
         if self._archive and not self.tracker.awaits_close(conn):
             self._archive.forget(conn)
         if connection and self._exchanges:
-            self._send(self._exchanges.end(connection, WallClock.now()))
+            self._send(self._exchanges.forget_connection(connection, WallClock.now()))
 
     def settle(self, until_ns: int) -> None:
         """Settle closes up to this time: count what brokers refused by them, archive last frames.
@@ -97,16 +97,16 @@ class Processor:
                 self.flows.refuse(connection, request)
         self.produces.settle(until_ns)
         if self._archive and settled:
-            self._sender.send_frames(self._archive.close(settled))
+            self._sender.send_frames(self._archive.note_closes(settled))
 
-    def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
+    def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
         self.load_shedding.reconfigure(requests, cpu_limit)
         self._switch_exchanges()
 
-    def spend(self, cpu_share: float) -> None:
+    def adapt(self, cpu_share: float) -> None:
         """Adapt the detail of the next interval to the last interval's share of a core."""
-        self.load_shedding.spend(cpu_share)
+        self.load_shedding.adapt(cpu_share)
         self._switch_exchanges()
 
     def losses(self) -> dict[str, int]:
@@ -154,17 +154,20 @@ class Processor:
             else:
                 self.forget(int(sample["conn"]))
 
-    def _send(self, exchanges: Iterable[RequestEvent]) -> None:
-        self._sender.send(self.load_shedding.wanted(exchanges))
+    def _send(self, events: Iterable[RequestEvent]) -> None:
+        self._sender.send(self.load_shedding.wanted(events))
 
     def _switch_exchanges(self) -> None:
         """Start or stop building exchanges. They cost more than counting frames, so only `request` events need them."""
         if self.load_shedding.requests and not self._exchanges:
             self._exchanges = Exchanges(
-                self.tracker, self.names, self._bounds.exchanges_bytes, internal=self._internal_requests
+                self.tracker,
+                self.names,
+                self._bounds.exchanges_bytes,
+                self._request_losses,
+                internal=self._internal_requests,
             )
-            self._exchanges.losses = self._request_losses
-            self.reader.ask()
+            self.reader.set_measures()
         elif self._exchanges and not self.load_shedding.requests:
             self._exchanges = None
-            self.reader.ask(SUMMED)
+            self.reader.set_measures(SUMMED)

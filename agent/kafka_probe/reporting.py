@@ -23,11 +23,11 @@ from kafka_probe.workloads.kubernetes import PodWatch
 
 _TOPICS_PER_EVENT = 1000
 # Losses that may have been closes or resets; events that the destination lost may have been, too.
-_MAY_HIDE_ENDS = ("ring_full", "peer_limited", "program_skipped")
-_ENDS_LIMITED = ("close_limit", "reset_limit")
+_MAY_HIDE_CLOSES = ("ring_full", "peer_limited", "program_skipped")
+_CLOSES_LIMITED = ("close_limit", "reset_limit")
 
 
-class _EndCounts(NamedTuple):
+class _ConnectionCounts(NamedTuple):
     """Counts at the end of an interval, as in the `agent` event."""
 
     connections: int
@@ -60,7 +60,7 @@ class Reporter:
     @property
     def hidden_samples(self) -> int:
         """Return how many samples were lost that may have been closes or resets."""
-        return sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
+        return sum(self._kernel[name] for name in _MAY_HIDE_CLOSES)
 
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts.
@@ -78,11 +78,11 @@ class Reporter:
         limit = TimeLimit(limit_s)
         processor.settle(settled_ns)  # before flows, which have what was refused
         flows = processor.dispatcher.report(interval, with_topics=processor.load_shedding.topics, limit=limit)
-        processor.spend(self._cpu_share())
+        processor.adapt(self._cpu_share())
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
         repeated = tracker.repeat(settled_ns, clock)
         topics = list(_named_topics(processor.names.report(), interval))
-        counts = _EndCounts(len(tracker), tracker.open_now(), tracker.other())
+        counts = _ConnectionCounts(len(tracker), tracker.open_now(), tracker.other())
 
         def last() -> Iterator[AgentEvent]:
             # The time of now: closes that were lost meanwhile may be later than the end of the interval.
@@ -105,11 +105,11 @@ class Reporter:
 
     def _note_hidden(self, now_ns: int) -> None:
         hidden = self.hidden_samples + self._sender.lost()
-        hidden += sum(self._processor.tracker.losses[name] for name in _ENDS_LIMITED)
+        hidden += sum(self._processor.tracker.losses[name] for name in _CLOSES_LIMITED)
         if hidden > self._hidden:
             self._hidden, self._complete_since_ns = hidden, now_ns
 
-    def _agent_event(self, interval: Interval, counts: _EndCounts, clock: WallClock) -> AgentEvent:
+    def _agent_event(self, interval: Interval, counts: _ConnectionCounts, clock: WallClock) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         since_ns = self._complete_since_ns
         return {

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from kafka_probe import server
 from kafka_probe.events import SCHEMA_VERSION, Event, FramesEvent, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
 from kafka_probe.sinks.outbox import encode
@@ -72,12 +71,11 @@ class Sender:
         return sum(self._sink.losses().values())
 
     def losses(self) -> dict[str, int]:
-        """Return the losses of all sinks by reason, those of an HTTP server also without one."""
-        absent = dict.fromkeys(server.LOSSES, 0)
+        """Return the losses of all sinks by reason."""
         archive = None if self._archive is self._sink else self._archive
         of_archive = {f"archive_{reason}": n for reason, n in (archive.losses() if archive else {}).items()}
         losses = {reason: n for sink in (*self._local, self._sink) for reason, n in sink.losses().items()}
-        return absent | {reason: n for reason, n in of_archive.items() if reason in LOSSES} | losses
+        return {reason: n for reason, n in of_archive.items() if reason in LOSSES} | losses
 
     def counters(self) -> dict[str, int]:
         """Return the number of events, and the counters of the destination."""

@@ -16,7 +16,7 @@ KAFKA_PORT = 9092
 
 
 @dataclass(frozen=True, slots=True)
-class RequestEvents:
+class ExchangeSelection:
     """The selection of exchanges that become `request` events: `off`, `all`, `errors`, `slower:MS` or `1/N`."""
 
     which: Literal["off", "all", "errors", "slower", "one_in"] = "off"
@@ -24,7 +24,7 @@ class RequestEvents:
     one_in: int = 1
 
     @classmethod
-    def parse(cls, text: object) -> RequestEvents:
+    def parse(cls, text: object) -> ExchangeSelection:
         """Return the selection that a text describes. Raises `ValueError`, which lists the accepted forms."""
         match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:1/([1-9]\d{0,11}))", str(text)):
             case None:
@@ -165,9 +165,11 @@ def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
 
 
-def _request_events(value: object) -> object:
+def _exchange_selection(value: object) -> object:
     # In YAML, such as the chart's values, the value of `requests: off` is false.
-    return value if isinstance(value, RequestEvents) else RequestEvents.parse("off" if value is False else value)
+    if isinstance(value, ExchangeSelection):
+        return value
+    return ExchangeSelection.parse("off" if value is False else value)
 
 
 Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
@@ -193,7 +195,7 @@ def _archive_filter(value: object) -> object:
 
 
 Filter = Annotated[ArchiveFilter, NoDecode, BeforeValidator(_archive_filter), PlainSerializer(str)]
-Requests = Annotated[RequestEvents, NoDecode, BeforeValidator(_request_events), PlainSerializer(str)]
+Requests = Annotated[ExchangeSelection, NoDecode, BeforeValidator(_exchange_selection), PlainSerializer(str)]
 
 
 def written_size(size: ByteSize) -> str:

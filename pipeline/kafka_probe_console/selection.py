@@ -19,9 +19,9 @@ MOST_ENDS = 10_000
 """Most ends of connections that a question may resolve to."""
 _COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in CopiedSample._fields)
 _ORDER = {
-    "time": "f.ts, f.ns, f.flags & 1, f.tcp_seq, f.part",
-    "latency": "f.latency_us DESC, f.ts, f.ns, f.tcp_seq, f.part",
-    "bytes": "f.frame_bytes DESC, f.ts, f.ns, f.tcp_seq, f.part",
+    "time": "f.ts, f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part",
+    "latency": "f.latency_us DESC, f.ts, f.monotonic_ns, f.tcp_seq, f.part",
+    "bytes": "f.frame_bytes DESC, f.ts, f.monotonic_ns, f.tcp_seq, f.part",
 }
 _OWNER = "owner.pod, owner.container_name, owner.unit, owner.comm"  # the first of them that is known
 _NAMED = 5  # clients in a message
@@ -140,7 +140,7 @@ def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame
     """Yield all frames of an end of a connection, in the order in which they were seen."""
     where = "f.agent_id = ? AND f.conn_id = ?" + (" AND f.flow_id = ?" if end.flow_id else "")
     values = [end.agent_id, end.conn_id, *([end.flow_id] if end.flow_id else [])]
-    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.ns, f.flags & 1, f.tcp_seq, f.part"
+    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part"
     return joined(CopiedSample(*row) for row in tables.rows(ask, values))
 
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from kafka_probe_pipeline.evidence import SECOND_US, End
-
-Name = Literal["client", "broker"]
+from kafka_probe_pipeline.evidence import SECOND_US, End, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,7 @@ class Rule:
     """
 
     cause: str
-    by: Name
+    by: Side
     holds: Callable[[End, End], bool]
     words: str
     rests_on: Literal["end", "other"] | None = None
@@ -34,7 +32,7 @@ def of_each(
     holds: Callable[[End, End], bool],
     words: str,
     rests_on: Literal["end", "other"] | None = None,
-    ends: Iterable[Name] = ("client", "broker"),
+    ends: Iterable[Side] = ("client", "server"),
 ) -> list[Rule]:
     """Return the same rule for either end."""
     return [Rule(cause, end, holds, words, rests_on) for end in ends]
@@ -105,7 +103,7 @@ RULES = (
     # Before process_exit: a broker that shuts down may exit before it has closed all its connections.
     Rule(
         "broker_shutdown",
-        "broker",
+        "server",
         lambda end, _: end.itself and end.stopped_listening,
         "the broker closed the connection {end.since_listening} after its listening socket",
     ),
@@ -113,7 +111,7 @@ RULES = (
         "process_exit",
         lambda end, _: end.itself and end.exited,
         "the {end.name}'s process {end.process} exited without closing its socket",
-        ends=("broker", "client"),
+        ends=("server", "client"),
     ),
     *of_each(
         "auth_failure",
@@ -122,13 +120,13 @@ RULES = (
     ),
     Rule(
         "rejected_request",
-        "broker",
+        "server",
         lambda end, other: first(end, other) and end.owed,
         "the broker closed {end.silence} after {end.request}, without a response ({end.asked} requests in flight)",
     ),
     Rule(
         "broker_idle_limit",
-        "broker",
+        "server",
         lambda end, other: first(end, other) and end.idle,
         "the broker closed after {end.silence} of silence, without a request in flight",
     ),
@@ -185,7 +183,7 @@ RULES = (
     ),
     Rule(
         "unknown",
-        "broker",
+        "server",
         first,
         "the broker closed {end.silence} after its last exchange, too soon for an idle limit",
     ),

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
     from kafka_probe_pipeline.config import PipelineConfig
 
+Side = Literal["client", "server"]
+
 SECOND_US = 1_000_000
-SIDE_OF = {"client": "client", "broker": "server"}
 END_FIELDS = ("close", "last_seen_us", "opaque", "workload")
 """Columns of `connections.END` that rules use."""
 
@@ -59,12 +60,12 @@ class AgentProgress(NamedTuple):
 class End:
     """One end of a connection, as it is known now.
 
-    name: client or broker. known: the columns `END_FIELDS`, None: nobody watches it. agent: its agent's last
+    known: the columns `END_FIELDS`, None: nobody watches it. agent: its agent's last
     report. reset_us: when its host last sent the other end an RST without a socket. silences_us: the least and the
     greatest silence of what its process itself closed together with it, this one included.
     """
 
-    name: str
+    side: Side
     known: Mapping[str, Any] | None
     agent: AgentProgress | None
     reset_us: int | None
@@ -261,6 +262,10 @@ class End:
         return self.closed_before_us - self.limits.closed_limit * SECOND_US if is_ahead else self.closed_us
 
     # The same as texts.
+
+    @property
+    def name(self) -> str:
+        return "broker" if self.side == "server" else "client"
 
     @property
     def silence(self) -> str:

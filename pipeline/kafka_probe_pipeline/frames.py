@@ -37,9 +37,9 @@ SCHEMA = struct_of(
 def frames(events: DataFrame) -> DataFrame:
     """Return a row per sample: columns of `SCHEMA`. Samples of one flow are in the order in which they were copied."""
     sample = F.explode(F.arrays_zip(*(f"samples.{name}" for name in (*_NUMBERS, "end", "data")))).alias("sample")
-    exploded = events.select(*_OF_EVENT, "wall_ns", "received_us", "ends", sample)
+    exploded = events.select(*_OF_EVENT, "wall_offset_ns", "received_us", "ends", sample)
     end = F.col("ends")[F.col("sample.end").cast("int")]
-    ts = F.expr("timestamp_micros((sample.ns + wall_ns) div 1000)").alias("ts")  # `/` would round
+    ts = F.expr("timestamp_micros((sample.monotonic_ns + wall_offset_ns) div 1000)").alias("ts")  # `/` would round
     received = F.timestamp_micros("received_us").alias(RECEIVED)
     rows = exploded.select(
         ts,
@@ -50,4 +50,4 @@ def frames(events: DataFrame) -> DataFrame:
         F.unbase64("sample.data").alias("data"),
         F.hour(received).alias(HOUR),
     )
-    return rows.sortWithinPartitions("flow_id", "ns", "part")
+    return rows.sortWithinPartitions("flow_id", "monotonic_ns", "part")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka_probe_pipeline.causes import RULES
-from kafka_probe_pipeline.evidence import SECOND_US, SIDE_OF, AgentProgress, End, Limits
+from kafka_probe_pipeline.evidence import SECOND_US, AgentProgress, End, Limits, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +28,28 @@ class Judge:
     def __call__(self, client: Any, server: Any, silences: Any) -> dict[str, Any] | None:
         """Return a verdict, as a row of `connections.VERDICT`, on rows of `verdicts.with_reports`; None if it waits."""
 
-        def end(name: str, row: Any) -> End:
+        def end(side: Side, row: Any) -> End:
             known, agent = row["known"], row["agent"]
             progress = AgentProgress(**agent.asDict()) if agent else None
-            return self.end(name, known.asDict(recursive=True) if known else None, progress, row["reset_us"])
+            return self.end(side, known.asDict(recursive=True) if known else None, progress, row["reset_us"])
 
-        return self.verdict(end("client", client).with_silences(*silences), end("broker", server))
+        return self.verdict(end("client", client).with_silences(*silences), end("server", server))
 
-    def end(self, name: str, known: Mapping[str, Any] | None, agent: AgentProgress | None, reset_us: int | None) -> End:
+    def end(
+        self, side: Side, known: Mapping[str, Any] | None, agent: AgentProgress | None, reset_us: int | None
+    ) -> End:
         """Return an end of a connection, without the silences of what else its process closed."""
-        return End(name, known, agent, reset_us, (0, 0), self.now_us, self.limits)
+        return End(side, known, agent, reset_us, (0, 0), self.now_us, self.limits)
 
-    def verdict(self, client: End, broker: End) -> dict[str, Any] | None:
+    def verdict(self, client: End, server: End) -> dict[str, Any] | None:
         """Return the verdict on a connection from both of its ends; None while it waits."""
-        if not self._settled(client, broker):
+        if not self._settled(client, server):
             return None
-        pairs = {"client": (client, broker), "broker": (broker, client)}
+        pairs = {"client": (client, server), "server": (server, client)}
         rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
         end, other = pairs[rule.by]
         complete = True
-        late = [each.name for each, closed in ((client, broker), (broker, client)) if self._may_close(each, closed)]
+        late = [each.name for each, closed in ((client, server), (server, client)) if self._may_close(each, closed)]
         # The agent of the end reports for that long afterwards what else the process closed.
         if rule.rests_on == "end":
             witness, margin_us = end, self.limits.closed_together * SECOND_US
@@ -62,11 +64,11 @@ class Judge:
             lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
             complete = not lost and reported
             if not (complete or lost or witness.silent):
-                if not self._is_overdue(client, broker):
+                if not self._is_overdue(client, server):
                     return None
                 late.append(witness.name)
         words = [rule.words.format(end=end, other=other)]
-        words += [_missing_report(each, late=each.name in late) for each in (client, broker)]
+        words += [_missing_report(each, late=each.name in late) for each in (client, server)]
         if not complete:
             agent = f"the agent at the {witness.name}"
             words.append(f"; the cause would be {rule.cause} if {agent} had reported everything")
@@ -75,17 +77,17 @@ class Judge:
             "judged_us": self.now_us,
             "cause": rule.cause if complete else "unknown",
             "evidence": "".join(words),
-            "by": SIDE_OF[rule.by],
+            "by": rule.by,
             "idle_us": end.silence_us,
             "closed_us": end.closed_us,
             "refused_request_bytes": end.produced_bytes if complete and rule.cause == "rejected_request" else None,
         }
 
-    def _settled(self, client: End, broker: End) -> bool:
+    def _settled(self, client: End, server: End) -> bool:
         """Return True if no further report of the close is expected, or the wait for it was long enough."""
-        if client.closed and broker.closed:
+        if client.closed and server.closed:
             return True
-        open_end, closed_end = (broker, client) if client.closed else (client, broker)
+        open_end, closed_end = (server, client) if client.closed else (client, server)
         if open_end.watched:
             return not self._may_close(open_end, closed_end) or self._is_overdue(closed_end)
         assert closed_end.known

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from kafka_probe_pipeline.source import MOST
 
 NAME_CHARACTERS = 512
-"""Of a scope. An alert has up to 15, and must stay below what Kafka takes as a record."""
+"""Most characters of a scope's name. An alert has up to 15 scopes, and must stay below the size limit of a record."""
 BROKER, NETWORK, WORKLOAD, ALL = "broker", "network", "workload", "all"
 UNNAMED = ""
 ALL_CONNECTIONS = f"{ALL} connections"

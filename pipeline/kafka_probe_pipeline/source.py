@@ -239,7 +239,7 @@ def _reasons_of_samples(event: Column) -> dict[str, Column]:
         return ~F.coalesce(end.between(0, ends - 1), F.lit(False))
 
     def out_of_time(ns: Column) -> Column:
-        return ~ns.between(0, MOST_NS) | (ns + event["wall_ns"] < 0)
+        return ~ns.between(0, MOST_NS) | (ns + event["wall_offset_ns"] < 0)
 
     def misses(condition: Column) -> Column:
         return ~F.coalesce(condition, F.lit(False))
@@ -254,8 +254,8 @@ def _reasons_of_samples(event: Column) -> dict[str, Column]:
         | F.exists(samples["end"], of_no_end),
         "a sample without a number": _any(F.exists(each, Column.isNull) for each in numbers),
         "a sample that is not base64": F.exists(pieces, lambda piece: F.try_to_binary(piece, F.lit("base64")).isNull()),
-        "samples before 1970 or after 9999": misses(event["wall_ns"].between(-MOST_NS, MOST_NS))
-        | F.exists(samples["ns"], out_of_time),
+        "samples before 1970 or after 9999": misses(event["wall_offset_ns"].between(-MOST_NS, MOST_NS))
+        | F.exists(samples["monotonic_ns"], out_of_time),
     }
 
 

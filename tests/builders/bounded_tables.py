@@ -25,7 +25,7 @@ from tests.builders.samples import Samples, opened, stream
 
 RESOLVER = WorkloadResolver()
 SOME = replace(DEFAULT, connections=300)
-FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=87_500, open_counts=2)
+FEW = replace(DEFAULT, connections=3, closes=2, counts_bytes=87_500, open_counts=2)
 
 
 def grown_by(make: Callable[[], object], times: int) -> float:

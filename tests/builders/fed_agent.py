@@ -11,7 +11,7 @@ from typing import Any
 from kafka_probe.agent import Agent
 from kafka_probe.config import Config
 from kafka_probe.events import Event
-from kafka_probe.setting_types import RequestEvents
+from kafka_probe.setting_types import ExchangeSelection
 from tests.builders.event_schema import assert_valid
 from tests.builders.samples import Samples, stream
 
@@ -60,7 +60,8 @@ class Fed:
         self, requests: str = "off", cpu_limit: float | None = None, archive: Mapping[str, Any] | None = None
     ) -> None:
         self.sink, self.local_sink, self.archive_sink = Kept(), KeptHere(), Kept()
-        settings: dict[str, Any] = {"node": "node-1", "requests": RequestEvents.parse(requests), "cpu_limit": cpu_limit}
+        selection = ExchangeSelection.parse(requests)
+        settings: dict[str, Any] = {"node": "node-1", "requests": selection, "cpu_limit": cpu_limit}
         config = Config(**settings, **(archive or {}))
         archive_sink = None if archive is None else self.archive_sink
         self.agent = Agent(config, self.sink, [self.local_sink], archive_sink=archive_sink)

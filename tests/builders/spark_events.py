@@ -46,7 +46,7 @@ def frames_event(*data: bytes, **fields: object) -> Event:
     same = {"tcp_seq": 7, "frame_bytes": 100, "latency_us": 9, "api_key": ApiKey.METADATA, "api_version": 12, "part": 0}
     samples = {
         "end": [0] * len(data),
-        "ns": [1_000_000 * number for number in numbers],
+        "monotonic_ns": [1_000_000 * number for number in numbers],
         "correlation_id": [number // 2 for number in numbers],
         "flags": [number % 2 for number in numbers],
         **{name: [value] * len(data) for name, value in same.items()},
@@ -60,7 +60,7 @@ def frames_event(*data: bytes, **fields: object) -> Event:
         "agent_id": "agent-1",
         "seq": 0,
         "copy_rules": "0" * 16,
-        "wall_ns": NOON_US * 1000,
+        "wall_offset_ns": NOON_US * 1000,
         "ends": [{"conn_id": f"{1:016x}", "flow_id": "f" * 16, "side": "client"}],
         "samples": samples,
         **fields,

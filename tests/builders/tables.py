@@ -27,7 +27,8 @@ _OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT)])
 _OF_CLOSE = (("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_()), ("closing_ts", _TIME))
 _CLOSES = pa.schema([*_OF_END, *_OF_CLOSE])
 _NUMBERS = (
-    *("ns", "tcp_seq", "frame_bytes", "correlation_id", "latency_us", "api_key", "api_version", "flags", "part"),
+    *("monotonic_ns", "tcp_seq", "frame_bytes", "correlation_id"),
+    *("latency_us", "api_key", "api_version", "flags", "part"),
 )
 _FRAMES = pa.schema(
     [
@@ -71,7 +72,7 @@ def _samples(event: Event) -> list[dict[str, Any]]:
     columns, rows = event["samples"], []
     for values in zip(*columns.values(), strict=True):
         sample = dict(zip(columns, values, strict=True))
-        at = datetime.fromtimestamp((sample["ns"] + event["wall_ns"]) // 1000 / 1e6, UTC)
+        at = datetime.fromtimestamp((sample["monotonic_ns"] + event["wall_offset_ns"]) // 1000 / 1e6, UTC)
         of_event = {name: event[name] for name in ("node", "agent_id", "seq", "copy_rules")}
         numbers = {name: sample[name] for name in _NUMBERS}
         end, data = event["ends"][sample["end"]], b64decode(sample["data"])

@@ -71,7 +71,7 @@ def test_the_last_exchanges_of_a_killed_client_are_in_the_topic_of_frames_by_def
     found = [sample for event in events(broker, FRAMES, "frames") for sample in samples_of(event)]
     frames = [sample for sample in found if sample["conn_id"] == close["conn_id"] and sample["part"] == 0]
     assert [(one["correlation_id"], one["flags"] & RESPONSE) for one in frames] == [(41, 0), (41, 1), (42, 0), (42, 1)]
-    assert (close["recorded"], close["evicted"], close["owner_exiting"]) == (4, False, True)
+    assert (close["recorded_frames"], close["evicted"], close["owner_exiting"]) == (4, False, True)
     assert {one["flow_id"] for one in frames} == {close["flow_id"]}
 
 

@@ -113,8 +113,8 @@ def test_it_shows_every_request_with_its_answer_at_either_end(tmp_path: Path) ->
     assert "JoinGroup" in text
     (documented,) = re.findall(r"^```text\n(client load-producer .*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     assert without_numbers(documented) - without_numbers(text) == set()
-    assert "closed by local (fin)" in text
-    assert "closed by peer (fin)" in server.read_text()
+    assert "closed by the client (fin)" in text
+    assert "closed by the client (fin)" in server.read_text()
     hidden = re.search(
         r"Fetch .*\n.*response after .*load\[0\]: .* (\d+) bytes of records, records not counted", server.read_text()
     )

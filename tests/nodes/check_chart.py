@@ -17,7 +17,7 @@ import yaml
 from kubernetes_validate import ValidationError, validate
 
 from kafka_probe import config
-from kafka_probe.setting_types import RequestEvents
+from kafka_probe.setting_types import ExchangeSelection
 from tests.nodes.chart import (
     CHART,
     NEWEST,
@@ -259,7 +259,7 @@ def test_off_is_off_though_yaml_takes_it_for_false(tmp_path: Path) -> None:
     file.write_text("settings: {bootstrap_servers: [kafka-1:9092], requests: off}")
     settings = tmp_path / "kafka-probe.toml"
     settings.write_text(one(parsed(template("--values", file)), "ConfigMap")["data"]["kafka-probe.toml"])
-    assert config.load({}, settings).requests == RequestEvents("off")
+    assert config.load({}, settings).requests == ExchangeSelection("off")
 
 
 @pytest.mark.parametrize(

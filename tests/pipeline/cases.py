@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.connections import CLOSE, END
-from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
+from kafka_probe_pipeline.evidence import AgentProgress, End, Limits, Side
 from kafka_probe_pipeline.judging import Judge
 from tests.builders.connection_ends import (
     AUTHENTICATED,
@@ -64,14 +64,14 @@ def verdict(
     reports = {CLIENT: COMPLETE, BROKER: COMPLETE} if agents is None else agents
     judge = Judge(Limits.of(load(settings)), 0, NOON_US + round(at_s * SECOND_US))
 
-    def end(name: str, known: Mapping[str, Any] | None) -> End:
+    def end(side: Side, known: Mapping[str, Any] | None) -> End:
         if not known:
-            return judge.end(name, None, None, None)
+            return judge.end(side, None, None, None)
         reset_us = (resets or {}).get((known["agent_id"], known["local"], known["peer"]))
-        return judge.end(name, known, reports.get(known["agent_id"]), reset_us)
+        return judge.end(side, known, reports.get(known["agent_id"]), reset_us)
 
     client = end("client", row["client"])
-    return judge.verdict(client.with_silences(*(silences_us or (client.silence_us,) * 2)), end("broker", row["server"]))
+    return judge.verdict(client.with_silences(*(silences_us or (client.silence_us,) * 2)), end("server", row["server"]))
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,13 @@ def reasons(spark: SparkSession, *events: Event) -> list[str | None]:
 
 def digest(samples: Iterable[Any]) -> str:
     """Return a hash of the sequence of samples, each a dictionary or a row."""
-    names = ("flow_id", "conn_id", "ns", "correlation_id", "tcp_seq", "flags", "part", "frame_bytes", "data")
+    names = ("flow_id", "conn_id", "monotonic_ns", "correlation_id", "tcp_seq", "flags", "part", "frame_bytes", "data")
     rows = sorted(tuple(bytes(one[n]) if n == "data" else one[n] for n in names) for one in samples)
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 def test_a_row_has_what_the_kernel_copied_and_where(spark: SparkSession) -> None:
-    event = frames_event(b"\0\xff", b"", wall_ns=NOON_US * 1000 + 999)
+    event = frames_event(b"\0\xff", b"", wall_offset_ns=NOON_US * 1000 + 999)
     parsed = source.parsed(records(spark, lines(event)), "frames").persist()
     first, second = source.received(parsed).transform(frames).collect()
     assert first.asDict().keys() == {*SCHEMA.names}
@@ -53,7 +53,7 @@ def test_a_row_has_what_the_kernel_copied_and_where(spark: SparkSession) -> None
         ApiKey.METADATA,
         0,
     )
-    assert (second["ts"] - first["ts"], second["ns"]) == (timedelta(milliseconds=1), 1_000_000)
+    assert (second["ts"] - first["ts"], second["monotonic_ns"]) == (timedelta(milliseconds=1), 1_000_000)
     assert first["ts"].replace(tzinfo=UTC) == NOON
     assert first["hour"] == NOON.hour
 
@@ -67,7 +67,7 @@ def wrong(**samples: object) -> Event:
     ("event", "reason"),
     [
         (frames_event(b"one"), None),
-        (wrong(ns=[1]), "samples in lists of different lengths"),
+        (wrong(monotonic_ns=[1]), "samples in lists of different lengths"),
         (wrong(data=None), "samples in lists of different lengths"),
         (wrong(end=[0, 1]), "a sample of no end"),
         (wrong(end=[0, -1]), "a sample of no end"),
@@ -75,9 +75,9 @@ def wrong(**samples: object) -> Event:
         (wrong(part=[0, None]), "a sample without a number"),
         (wrong(data=["AAAA", "%"]), "a sample that is not base64"),
         (wrong(data=["AAAA", None]), "a sample that is not base64"),
-        (wrong(ns=[0, 2**62]), "samples before 1970 or after 9999"),
-        (frames_event(b"one", wall_ns=2**63 - 1), "samples before 1970 or after 9999"),
-        (frames_event(b"one", wall_ns=None), "samples before 1970 or after 9999"),
+        (wrong(monotonic_ns=[0, 2**62]), "samples before 1970 or after 9999"),
+        (frames_event(b"one", wall_offset_ns=2**63 - 1), "samples before 1970 or after 9999"),
+        (frames_event(b"one", wall_offset_ns=None), "samples before 1970 or after 9999"),
         (frames_event(b"one", ends=None), "a sample of no end"),
         (frames_event(b"one", ends=[None]), "a sample of no end"),
         (frames_event(*[b""] * (source.MOST_SAMPLES + 1)), f"more than {source.MOST_SAMPLES} samples or ends"),
@@ -119,7 +119,7 @@ def test_the_sequence_of_samples_is_what_the_agent_sent_also_after_hours_were_me
     files = DeltaTable(path).file_uris()
     assert len(files) < before
     assert len(files) == len({file.rpartition("/")[0] for file in files}), "one file per hour"
-    merged = spark.read.parquet(files[0]).select("flow_id", "ns").collect()
+    merged = spark.read.parquet(files[0]).select("flow_id", "monotonic_ns").collect()
     assert [row["flow_id"] for row in merged] == sorted(row["flow_id"] for row in merged)
     assert digest(run.table(spark, "frames").collect()) == expected
     Maintenance(spark, run.config).run(datetime.now(UTC) + timedelta(hours=1))

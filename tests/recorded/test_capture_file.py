@@ -81,7 +81,7 @@ def _copied(sample: np.void) -> CopiedSample:
         flow_id=None,
         copy_rules=rules_hash(),
         side="client",
-        ns=columns["ts_ns"],
+        monotonic_ns=columns["ts_ns"],
         data=sample["data"].tobytes()[: columns["size"]],
         **{name: columns[name] for name in CopiedSample._fields if name in columns},
     )

@@ -274,14 +274,14 @@ class Clocks:
     """A host's clocks, to be moved: its wall clock, and the monotonic one of which kernel and agent take durations."""
 
     def __init__(self) -> None:
-        self.wall_ns, self.up_ns = 1_700_000_000 * SECOND_NS, 1_000 * SECOND_NS
+        self.wall_offset_ns, self.up_ns = 1_700_000_000 * SECOND_NS, 1_000 * SECOND_NS
 
     def pass_by(self, seconds: int) -> None:
-        self.wall_ns += seconds * SECOND_NS
+        self.wall_offset_ns += seconds * SECOND_NS
         self.up_ns += seconds * SECOND_NS
 
     def time_ns(self) -> int:
-        return self.wall_ns
+        return self.wall_offset_ns
 
     def monotonic_ns(self) -> int:
         return self.up_ns
@@ -321,10 +321,10 @@ def test_events_follow_a_step_of_the_wall_clock_and_durations_do_not(
     clocks = Clocks()
 
     def step() -> None:
-        clocks.wall_ns += step_s * SECOND_NS
+        clocks.wall_offset_ns += step_s * SECOND_NS
 
     opening, flow, closing, agent = events_around(clocks, monkeypatch, step)
-    now_us = clocks.wall_ns // 1000
+    now_us = clocks.wall_offset_ns // 1000
     assert closing["age_us"] == 20_000_000
     assert (opening["ts"], closing["ts"]) == (now_us - 20_000_000, now_us)
     for event in (flow, agent):
@@ -342,11 +342,11 @@ def test_since_when_and_until_when_ends_are_complete_follow_a_step_of_the_wall_c
     fed.reporter._kernel["ring_full"] = 3  # as the kernel counts
     lost_ns = clocks.monotonic_ns()
     for step in (0, step_s):
-        clocks.wall_ns += step * SECOND_NS
+        clocks.wall_offset_ns += step * SECOND_NS
         now = clocks.monotonic_ns()
         deque(fed.reporter.report(now - SECOND_NS, now, now), maxlen=0)
         clocks.pass_by(10)
-    agent, to_wall_ns = fed.events("agent")[-1], clocks.wall_ns - clocks.up_ns
+    agent, to_wall_ns = fed.events("agent")[-1], clocks.wall_offset_ns - clocks.up_ns
     assert agent["complete_since"] == (lost_ns + to_wall_ns) // 1000
     assert agent["complete_until"] == (now + to_wall_ns) // 1000
 
@@ -355,8 +355,8 @@ def test_what_a_suspended_host_slept_is_in_no_duration(monkeypatch: pytest.Monke
     clocks = Clocks()
 
     def sleep() -> None:
-        clocks.wall_ns += 8 * 3600 * SECOND_NS
+        clocks.wall_offset_ns += 8 * 3600 * SECOND_NS
 
     opening, _, closing, _ = events_around(clocks, monkeypatch, sleep)
-    assert closing["ts"] == clocks.wall_ns // 1000
+    assert closing["ts"] == clocks.wall_offset_ns // 1000
     assert closing["age_us"] == 20_000_000 == closing["ts"] - opening["ts"]

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from kafka_probe.config import Config, flag_of, is_secret, load, other_variables
 from kafka_probe.errors import UsageError
-from kafka_probe.setting_types import Address, RequestEvents
+from kafka_probe.setting_types import Address, ExchangeSelection
 
 
 @pytest.fixture
@@ -138,14 +138,14 @@ def test_listening_may_be_off_and_is_on_for_this_host_only() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("off", RequestEvents("off")),
-        ("all", RequestEvents("all")),
-        ("errors", RequestEvents("errors")),
-        ("slower:1.5", RequestEvents("slower", slower_than_us=1500)),
-        ("1/100", RequestEvents("one_in", one_in=100)),
+        ("off", ExchangeSelection("off")),
+        ("all", ExchangeSelection("all")),
+        ("errors", ExchangeSelection("errors")),
+        ("slower:1.5", ExchangeSelection("slower", slower_than_us=1500)),
+        ("1/100", ExchangeSelection("one_in", one_in=100)),
     ],
 )
-def test_request_events_are_read_and_written_in_one_form(written: str, meant: RequestEvents) -> None:
+def test_request_events_are_read_and_written_in_one_form(written: str, meant: ExchangeSelection) -> None:
     assert load({"requests": written}).requests == meant
     assert str(meant) == written
 

@@ -99,7 +99,7 @@ def test_requests_have_their_answers_below_them_and_the_close_is_the_last_line(f
     assert len(lines) == 6
     ending = closed(1, ts_ns=ns_ago(0), error=104, first_state=7, closing_ns=ns_ago(0), sent_ns=ns_ago(30))
     (end,) = followed.interval(ending, gone(1))
-    assert end.strip() == "closed by peer (rst_received) after 30.0 s of silence"
+    assert end.strip() == "closed by the server (rst_received) after 30.0 s of silence"
     assert not followed.sink._followed
 
 
@@ -199,7 +199,7 @@ def test_a_connection_that_ends_inside_its_only_frame_is_shown(followed: Followe
     long["flags"] |= 2  # of each sample the next one is missing
     lines = followed.interval(opened(1, rx_base=1, tx_base=2), long, ending, gone(1))
     assert "a part of the frame is missing" in "".join(lines)
-    assert lines[-1].strip().startswith("closed by peer")
+    assert lines[-1].strip().startswith("closed by the server")
     assert not followed.sink._joiner._begun
 
 

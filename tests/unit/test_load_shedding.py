@@ -8,20 +8,20 @@ from threading import Thread
 import pytest
 
 from kafka_probe.load_shedding import LoadShedding
-from kafka_probe.setting_types import RequestEvents
+from kafka_probe.setting_types import ExchangeSelection
 from tests.builders.fed_agent import Fed
 
 LIMIT = 0.2
 
 
 def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> LoadShedding:
-    return LoadShedding(RequestEvents.parse(requests), cpu_limit)
+    return LoadShedding(ExchangeSelection.parse(requests), cpu_limit)
 
 
 def after(shedding: LoadShedding, *shares: float) -> str | None:
     """Return the details that are left out after intervals with these shares of a core."""
     for share in shares:
-        shedding.spend(share)
+        shedding.adapt(share)
     return shedding.shed
 
 
@@ -97,5 +97,5 @@ def test_each_return_makes_the_next_one_slower_until_all_was_calm() -> None:
 def test_other_settings_bring_all_detail_back() -> None:
     shedding = detail()
     assert after(shedding, 0.5, 0.5) == "topics"
-    shedding.reconfigure(RequestEvents.parse("errors"), None)
+    shedding.reconfigure(ExchangeSelection.parse("errors"), None)
     assert (shedding.requests, shedding.topics, shedding.shed) == (True, True, None)

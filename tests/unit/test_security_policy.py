@@ -35,6 +35,7 @@ from kafka_probe.memory import (
 )
 from kafka_probe.protocol import facts
 from kafka_probe.server import exposition, http_connection, limits, query, server, traffic
+from kafka_probe.server.http_connection import REQUEST_TIMEOUT_S
 from kafka_probe.sinks import spool
 from kafka_probe.sinks.batch import EVENT_BYTES
 from kafka_probe.time_limit import ReportPart
@@ -92,14 +93,14 @@ MEMORY = (
     f"events that wait {mib(CONFIG.sink_buffer_bytes)} (one has at most {mib(EVENT_BYTES)}, `sink_event_too_large`)",
     f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}, the recorder {mib(CONFIG.recorder_bytes)}",
     f"with {mib(ARCHIVE_WAITING_BYTES)} of frames that wait for the archive",
-    f"Of a kept frame the first {recorder._KEPT_PARTS} samples count",
+    f"The recorder keeps at most {recorder._KEPT_PARTS} samples of a frame",
     f"at least {perfbuf._LEAST_BYTES // 1024} KiB per CPU",
     f"names of up to {SPOOL_FILES:,} files take {mib(SPOOL_FILES * SPOOL_FILE_BYTES)} MiB more",
     f"Tables share the rest, {mib(CONFIG.memory_limit) - FIXED_MIB} MiB",
     f"- {DEFAULT.connections:,} connections (before kernel 6.1 at most {compiler.MOST_CONNECTIONS_BEFOREHAND:,})",
     f"of {KERNEL_CONNECTION_BYTES / 1024:.1f} KiB in the kernel",
     f"{(CONNECTION_BYTES - KERNEL_CONNECTION_BYTES) / 1024:.1f} KiB in the agent",
-    f"plus {DEFAULT.ends:,} slots",
+    f"plus {DEFAULT.closes:,} slots",
     f"their fetch sessions take {mib(DEFAULT.learned_bytes)} MiB",
     f"Sums of connections for their `close` take {mib(DEFAULT.activity_bytes)} MiB",
     f"one with {activity.MOST_TOPICS} topics, the most that it names, up to {LARGEST_SUMS_BYTES // 1024} KiB",
@@ -131,7 +132,7 @@ MEMORY = (
     f"Flows beyond {in_words(ReportPart.FLOWS.value)} of this time",
     f"Resets beyond {in_words(ReportPart.RESETS.value)} of it, opens beyond {in_words(ReportPart.OPENS.value)}",
     f"at least {tracker.LEAST_CLOSES:,} closes by each",
-    f"Up to {DEFAULT.ends * tracker._RESETS_PER_SLOT // 2:,} resets",
+    f"Up to {DEFAULT.closes * tracker._RESETS_PER_SLOT // 2:,} resets",
 )
 FILES = (
     f"It reads files of up to {mib(container_names._MOST_BYTES)} MiB",
@@ -154,7 +155,7 @@ HTTP_SERVER = (
     f"With `--listen-certfile` the connections take {mib(TLS_BYTES)} MiB more",
     f"one request of at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
     f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
-    f"after {http_connection.PATIENCE_S:g} s without a whole request, and after {2 * http_connection.PATIENCE_S:g} s",
+    f"after {REQUEST_TIMEOUT_S:g} s without a whole request, and after {2 * REQUEST_TIMEOUT_S:g} s",
 )
 NAMES = (
     f"A name has at most {text.NAME_LIMIT} characters there, and a log message at most {text.MESSAGE_LIMIT:,}",

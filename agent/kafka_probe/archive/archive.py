@@ -39,11 +39,12 @@ LOSSES = {
 }
 _EVENT_SAMPLES = 512
 _SAMPLE_BYTES = 100  # of a sample in JSON besides its data
-_BURST_S = 3  # of this time an unused rate is kept: no more than may wait for the topic
-# Samples of each direction of a connection that ended badly, of all that ended together, and of those found at once.
-_LEAST_SAMPLES, _MOST_SAMPLES, _SAMPLES_OF_ALL, _SAMPLES_AT_ONCE = 4, 128, 1 << 14, 1 << 12
+_BURST_S = 3  # seconds of unused rate that the bucket keeps; the topic's queue cannot hold more
+_LEAST_SAMPLES, _MOST_SAMPLES = 4, 128  # of each direction of a connection that ended abnormally
+_SAMPLES_OF_ALL = 1 << 14  # of all connections that ended together
+_SAMPLES_AT_ONCE = 1 << 12  # looked up in the recorder at a time
 _ASKED = 1 << 14  # most exchanges whose response is still awaited, because their request names a topic of the filter
-_COLUMNS = tuple(name for name in FrameSamples.__annotations__ if name not in ("end", "ns", "data"))
+_COLUMNS = tuple(name for name in FrameSamples.__annotations__ if name not in ("end", "monotonic_ns", "data"))
 _RESPONSE = int(Flag.RESPONSE)
 
 Mask = npt.NDArray[np.bool_]
@@ -58,7 +59,7 @@ class Archive:
         self._tracker = tracker
         self._names = names
         self._rate = _TokenBucket(config.archive_bytes_per_s)
-        self._records = config.recorder_bytes > 0
+        self._has_recorder = config.recorder_bytes > 0
         self._recorder = Recorder(config.recorder_bytes, tracker.awaits_close)
         self._asked: OrderedDict[int, None] = OrderedDict()
         self._rate_losses = 0
@@ -74,9 +75,9 @@ class Archive:
         """Return the losses since the start."""
         return {**self._recorder.losses, "archive_rate": self._rate_losses}
 
-    def record(self, samples: Samples) -> None:
+    def add(self, samples: Samples) -> None:
         """Keep samples as they were read. They must not change any more."""
-        if self._records:
+        if self._has_recorder:
             self._recorder.add(samples)
 
     def select(self, samples: Samples, batch: Sequence[Frames]) -> Iterator[FramesEvent]:
@@ -94,9 +95,9 @@ class Archive:
             chosen = self._recorder.exchanges(np.concatenate([np.empty(0, np.uint64), *keys]))
         yield from self._events(chosen, self._known(chosen["conn"]), spare=0.5)
 
-    def close(self, settled: Sequence[PendingClose]) -> Iterator[FramesEvent]:
+    def note_closes(self, settled: Sequence[PendingClose]) -> Iterator[FramesEvent]:
         """Yield events with the newest frames of the connections that did not end normally, and forget all of them."""
-        if not self._records:
+        if not self._has_recorder:
             return
         ended_badly = []
         for closed in settled:
@@ -272,13 +273,13 @@ def _frames_event(samples: Samples, connections: Mapping[int, Connection], clock
     columns = {
         **{name: samples[name].tolist() for name in _COLUMNS},
         "end": index.tolist(),
-        "ns": samples["ts_ns"].tolist(),
+        "monotonic_ns": samples["ts_ns"].tolist(),
         "data": [b64encode(piece).decode() for piece in pieces],
     }
     return {
         "kind": "frames",
         "copy_rules": rules_hash(),
-        "wall_ns": clock.offset_ns,
+        "wall_offset_ns": clock.offset_ns,
         "ends": [{"conn_id": f"{end.conn_id:016x}", "flow_id": end.identity.flow_id, "side": end.side} for end in ends],
         "samples": cast("FrameSamples", columns),
         "ts": clock.epoch_us(int(samples["ts_ns"].max())),

@@ -58,7 +58,7 @@ class BrokerFiles:
     @property
     def counters(self) -> dict[str, int]:
         """Return counts since the start: topic ids that got a name, and processes with unreadable files."""
-        return {"topics_named": self._names.learned, "brokers_refused": self._refused}
+        return {"topics_named": self._names.learned, "broker_files_unreadable": self._refused}
 
     def see(self, connection: Connection, facts: Facts) -> None:
         """Start to read the files of the connection's process if it is new or `facts` contains an unnamed topic id.

@@ -62,7 +62,7 @@ class Exchanges:
     """Pairs requests with responses. Only requests in flight wait: a response also ends the requests before it.
 
     Beyond `limit_bytes` it drops all requests of the connection that has had waiting requests for the longest time.
-    internal: pair kafka-probe's own requests as well.
+    losses: the counts to continue, by the names of LOSSES. internal: pair kafka-probe's own requests as well.
     """
 
     def __init__(
@@ -70,13 +70,14 @@ class Exchanges:
         tracker: Tracker,
         names: TopicNames,
         limit_bytes: int = DEFAULT.exchanges_bytes,
+        losses: Counter[str] | None = None,
         *,
         internal: bool = False,
     ) -> None:
         self._internal = internal
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        self.losses = Counter(dict.fromkeys(LOSSES, 0)) if losses is None else losses
         self._tracker = tracker
         self._names = names
         self._waiting: dict[int, dict[int, Frame]] = {}
@@ -99,7 +100,7 @@ class Exchanges:
                 for correlation_id, request, response in self._take(connection, int(sample["correlation_id"]), frame):
                     yield self._event(connection, correlation_id, request, response, clock)
 
-    def end(self, connection: Connection, clock: WallClock) -> Iterator[RequestEvent]:
+    def forget_connection(self, connection: Connection, clock: WallClock) -> Iterator[RequestEvent]:
         """Yield an event for each request that had no response when the connection ended."""
         for correlation_id, request in self._forget(connection.identity.conn).items():
             yield self._event(connection, correlation_id, request, None, clock)

@@ -61,7 +61,7 @@ class FrameReader:
         self._reassembler = reassembly.Reassembler(bounds.unfinished_bytes)
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
 
-    def ask(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
+    def set_measures(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
         """Read these measures from now on."""
         self._table.start_anew(partial(decode_code, readers=Readers(kinds)))
 

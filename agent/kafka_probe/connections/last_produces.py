@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kafka_probe.connections.grouping import FramesByConnection, Key
+from kafka_probe.connections.frames_by_connection import FramesByConnection, Key
 from kafka_probe.connections.refusals import OF_REQUEST, SUMMED, Sums
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Shape, shape_bytes
@@ -137,7 +137,7 @@ class LastProduces:
         return self._open.take(conn) or self._closed.take(conn)
 
     def settle(self, until_ns: int) -> None:
-        """Forget the requests of closes up to this time, which were left out of the report."""
+        """Drop the requests whose close, up to this time, needs them no more."""
         while (oldest := self._closed.oldest()) and oldest.closed_ns is not None and oldest.closed_ns <= until_ns:
             self._closed.drop_oldest()
 

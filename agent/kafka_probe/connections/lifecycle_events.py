@@ -45,7 +45,7 @@ def close_event(closed: PendingClose, clock: WallClock) -> CloseEvent:
         "auth_error": connection.auth_error,
         "closing_ts": clock.epoch_us(closing_ns(sample)),
         "owner_ended": closed.owner_ended,
-        "recorded": closed.recorded,
+        "recorded_frames": closed.recorded_frames,
         "evicted": closed.evicted,
         "listener_closed_us": closed.listener_closed_us,
         "ts": clock.epoch_us(closed.ended_ns),

@@ -38,7 +38,8 @@ class PendingClose:
     """A closed connection and its packed CLOSE sample, which takes a tenth of an event's memory.
 
     owner_ended: whether its process had ended when the close was settled. listener_closed_us: time from the close of
-    its listener to the close of the connection; None if the listener was not closed. recorded, evicted: as in `close`.
+    its listener to the close of the connection; None if the listener was not closed. recorded_frames, evicted: as in
+    `close`.
     """
 
     connection: Connection
@@ -46,7 +47,7 @@ class PendingClose:
     packed: bytes
     owner_ended: bool | None = None
     listener_closed_us: int | None = None
-    recorded: int | None = None
+    recorded_frames: int | None = None
     evicted: bool | None = None
 
     @classmethod
@@ -58,8 +59,9 @@ class PendingClose:
     def refused_request_bytes(self) -> int | None:
         """Return the size of the last request if its broker closed the connection right after it; None otherwise.
 
-        Only of a Produce with acks=0: it has no response, so a broker closes the connection to refuse it. A broker that
-        stops closes it, too, which the client's end cannot know, and the server's end only after the close is settled.
+        It applies only to a Produce with acks=0, which has no response: a broker closes the connection to refuse it. A
+        broker that stops closes it as well. The client's end cannot know that; the server's end does once the close is
+        settled.
         """
         if not self.packed[_DATA_AT + _NO_RESPONSE_AT]:
             return None
@@ -92,7 +94,7 @@ class PendingCloses:
         """Return the number of closed connections that are kept."""
         return len(self._waiting) + len(self._settled)
 
-    def listen(self, sample: Sample) -> None:
+    def note_listener(self, sample: Sample) -> None:
         """Record from a LISTEN sample that a listening socket was opened or closed."""
         identity, owner = read_open(sample)
         address, _, port = identity.local.rpartition(":")
@@ -136,6 +138,10 @@ class PendingCloses:
         self._settled += settled
         self.settled_count += len(settled)
         return settled
+
+    def note_frames(self, closed: PendingClose, frames: int, *, evicted: bool) -> None:
+        """Add to a settled close how many frames the archive has of its connection."""
+        closed.recorded_frames, closed.evicted = frames, evicted
 
     @property
     def oldest_settled_ns(self) -> int | None:

@@ -59,14 +59,11 @@ class _Index:
 
 
 class Refusals:
-    """The newest Produce requests, up to `limit_bytes`.
+    """The newest Produce requests, up to `limit_bytes`."""
 
-    losses: counts responses with an error whose request is not known as `refusal_unmatched`.
-    """
-
-    def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self.losses = losses
+        self.unmatched = 0  # responses with an error whose request is not known
         self.held_bytes = 0
         self._requests: deque[_ShapeRequests] = deque()
         self._index: _Index | None = None
@@ -108,7 +105,7 @@ class Refusals:
         for conn, key, at in zip(frames.column("conn").tolist(), keys.tolist(), last, strict=True):
             found = self._take(index, key, at)
             if found is None:
-                self.losses["refusal_unmatched"] += 1
+                self.unmatched += 1
                 continue
             requests, row = found
             for partition in refused & requests.columns.keys():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kafka_probe.connections.frame_reader import Frames
-from kafka_probe.connections.grouping import FramesByConnection
+from kafka_probe.connections.frames_by_connection import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduce, LastProduces
 from kafka_probe.connections.refusals import Refusals, Sums
 from kafka_probe.memory import DEFAULT, Bounds
@@ -21,10 +20,15 @@ class RefusedProduces:
     """Keeps the newest Produce requests of all connections until their broker may have refused them."""
 
     def __init__(self, bounds: Bounds = DEFAULT) -> None:
-        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        self._unmatched_closes = 0
         last_bytes = bounds.produces_bytes // 4
-        self._answered = Refusals(bounds.produces_bytes - last_bytes, self.losses)
+        self._answered = Refusals(bounds.produces_bytes - last_bytes)
         self._last = LastProduces(last_bytes)
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Return the number of refusals whose request is not known."""
+        return {"refusal_unmatched": self._answered.unmatched + self._unmatched_closes}
 
     @property
     def held_bytes(self) -> int:
@@ -51,7 +55,7 @@ class RefusedProduces:
         """Return the last Produce with acks=0 of a connection if it has this size; else count a loss."""
         last = self._last.take(conn)
         if last is None or last.frame_bytes != request_bytes:
-            self.losses["refusal_unmatched"] += 1
+            self._unmatched_closes += 1
             return None
         return last
 

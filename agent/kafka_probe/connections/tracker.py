@@ -150,9 +150,9 @@ class Tracker:
                 if connection:
                     connection.opaque = "tls" if sample["api_key"] == Protocol.TLS else "unknown"
             case SampleKind.LISTEN:
-                self._pending_closes.listen(sample)
+                self._pending_closes.note_listener(sample)
             case SampleKind.RESET:
-                if len(self._resets) < self._bounds.ends * _RESETS_PER_SLOT // 2 and self._has_slot_for_end():
+                if len(self._resets) < self._bounds.closes * _RESETS_PER_SLOT // 2 and self._has_slot_for_close():
                     self._resets.append(sample.copy())
                 else:
                     self._leave_out("reset_limit", "reset")
@@ -196,7 +196,7 @@ class Tracker:
             self.losses["connection_unknown"] += 1
             return
         self._end(connection)
-        if self._has_slot_for_end():
+        if self._has_slot_for_close():
             self._pending_closes.add(PendingClose.of(connection, sample))
         else:
             self._leave_out_close(connection, sample)
@@ -238,7 +238,7 @@ class Tracker:
 
     def note_frames(self, closed: PendingClose, frames: int, *, evicted: bool) -> None:
         """Add to a settled close how many frames the archive has of its connection."""
-        closed.recorded, closed.evicted = frames, evicted
+        self._pending_closes.note_frames(closed, frames, evicted=evicted)
 
     def awaits_close(self, conn: int) -> bool:
         """Return True if a connection, by the kernel's id, is open or its close is not settled."""
@@ -322,7 +322,7 @@ class Tracker:
         if self.full:
             self.losses["connection_limit"] += 1
             return False
-        if self._has_slot_for_end():
+        if self._has_slot_for_close():
             return True
         if self._lost_unreported:
             self._leave_out_open(self._lost_unreported.popleft())
@@ -330,9 +330,9 @@ class Tracker:
             self._leave_out_close(closed.connection, closed.sample)
         return True
 
-    def _has_slot_for_end(self) -> bool:
+    def _has_slot_for_close(self) -> bool:
         """Return True if one more close or reset can wait for the report. They may use what connections leave free."""
-        return self.free + self._bounds.ends > 0
+        return self.free + self._bounds.closes > 0
 
     def _leave_out(self, loss: str, kind: str) -> None:
         """Count an open, close or reset instead of an event."""
@@ -391,7 +391,7 @@ class Tracker:
         self.losses["close_unknown"] += 1
         if self._unreported.pop(connection.conn_id, None) is None:
             return
-        if self._has_slot_for_end():
+        if self._has_slot_for_close():
             self._lost_unreported.append(connection)
         else:
             self._leave_out_open(connection)

@@ -69,7 +69,7 @@ class Conversation:
 
     def waiting_since(self, until_ns: int) -> Iterator[str]:
         """Yield the lines of requests sent until then without a response. Later responses have lines of their own."""
-        while self._waiting and self._waiting[0].first.ns <= until_ns:
+        while self._waiting and self._waiting[0].first.monotonic_ns <= until_ns:
             yield from self._lines(self._waiting.popleft(), None, without="no response yet")
 
     def rest(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ class Conversation:
         self, request: CopiedFrame | None, response: CopiedFrame | None, without: str = "no response seen"
     ) -> Iterator[str]:
         frames = [frame for frame in (request, response) if frame]
-        begin_ns, end_ns = frames[0].first.ns, frames[-1].first.ns
+        begin_ns, end_ns = frames[0].first.monotonic_ns, frames[-1].first.monotonic_ns
         if self._before_ns is not None and begin_ns - self._before_ns >= SILENCE_NS:
             yield f"{INDENT}{(begin_ns - self._before_ns) / 1e9:.1f} s of silence"
         self._before_ns = max(self._before_ns or 0, end_ns)
@@ -121,10 +121,12 @@ def reminder(end: ConnectionEnd, side: str | None) -> str:
     return f"{CLIENT}{end.client_id or 'without id'}, {end.local or 'unknown'} to {end.peer or 'unknown'}, {side}'s end"
 
 
-def closing(closed_by: str, how: str, idle_us: int | None) -> str:
+def closing(side: str, closed_by: str, how: str, idle_us: int | None) -> str:
     """Return the line about the end of a connection, from the fields of `close`."""
+    far = "client" if side == "server" else "server"
+    who = {"local": f"the {side}", "peer": f"the {far}"}.get(closed_by, closed_by)
     idle = f" after {milliseconds(idle_us)} of silence" if idle_us is not None else ""
-    return f"{INDENT}closed by {closed_by} ({how}){idle}"
+    return f"{INDENT}closed by {who} ({how}){idle}"
 
 
 def row(frame: CopiedFrame, end: ConnectionEnd | None) -> dict[str, object]:

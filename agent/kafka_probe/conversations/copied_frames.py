@@ -32,7 +32,7 @@ class CopiedSample(NamedTuple):
     flow_id: str | None
     copy_rules: str
     side: str | None
-    ns: int
+    monotonic_ns: int
     tcp_seq: int
     frame_bytes: int
     correlation_id: int

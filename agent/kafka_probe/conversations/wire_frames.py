@@ -51,15 +51,15 @@ def wire_frame(frame: CopiedFrame) -> WireFrame:
     first = frame.first
     rebuilt = WireFrame([_head(frame)])
     program, flexible = _program(first.api_key, first.api_version, frame.response)
-    walk = _Walk(frame.data, program, flexible, rebuilt)
-    whole = walk.run(client_id=not frame.response)
+    run = _CopyProgramRun(frame.data, program, flexible, rebuilt)
+    whole = run.rebuild(client_id=not frame.response)
     if not frame.response and frame.api in HEADER_ONLY:
-        walk.add_least_body(first.api_key, first.api_version)
+        run.add_least_body(first.api_key, first.api_version)
     missing = first.frame_bytes - rebuilt.known_bytes
     if missing < 0:  # it is not what these rules describe: only the header is sure
         rebuilt, missing = WireFrame([_head(frame)]), first.frame_bytes - len(_head(frame))
     elif whole:
-        missing -= _fill(rebuilt, walk.hidden, missing)
+        missing -= _fill(rebuilt, run.hidden, missing)
     if missing > 0:
         rebuilt.comments.append(f"{missing} bytes of the frame withheld")
         if not frame.response:  # a request that is cut is not matched with its response
@@ -116,7 +116,7 @@ def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> int:
 
 
 def _prefix(width: int, missing: int) -> tuple[int, bytes]:
-    """Return a length and its bytes, which together with it take `missing` bytes more than the length of nothing."""
+    """Return the length of a hidden field and its encoded prefix, which together fill `missing` bytes beyond a null."""
     if width > 1:
         return missing, missing.to_bytes(width, "big")
     for extra in range(5):  # bytes of the varint beyond the first
@@ -136,7 +136,7 @@ def _varint(value: int) -> bytes:
     return bytes((*written, value))
 
 
-class _Walk:
+class _CopyProgramRun:
     """Runs a copy program over the copied data, and adds what it describes to a frame."""
 
     def __init__(self, data: bytes, program: tuple[int, ...], flexible: bool, rebuilt: WireFrame) -> None:
@@ -149,7 +149,7 @@ class _Walk:
         self._left: list[int] = []  # elements of the arrays and tag sections around the op
         self._tag = _NO_TAG
 
-    def run(self, *, client_id: bool) -> bool:
+    def rebuild(self, *, client_id: bool) -> bool:
         """Add the body as far as the data reaches; return True if that is all of it."""
         try:
             self._run(client_id=client_id)
@@ -270,7 +270,7 @@ class _Walk:
         )
 
     def _count(self, width: int) -> int:
-        """Copy a length or count, a varint of one more or `width` bytes; return it, 0 for null."""
+        """Copy a length or count, a varint plus one or `width` bytes, and return it; null is 0."""
         if self._flexible:
             return max(self._varint() - 1, 0)
         return max(int.from_bytes(self._copy(width), "big", signed=True), 0)

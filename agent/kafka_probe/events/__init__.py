@@ -12,18 +12,6 @@ from typing import get_args
 
 from kafka_probe.events.agent_event import AgentEvent, OpenCountFacts
 from kafka_probe.events.codecs import CODECS, codec_name
-from kafka_probe.events.common import (
-    INTERNAL_CLIENT,
-    OWNER_NAMES,
-    SCHEMA_VERSION,
-    ClientFacts,
-    ConnectionFacts,
-    Origin,
-    PodNames,
-    ProcessFacts,
-    WorkloadFacts,
-    is_internal,
-)
 from kafka_probe.events.fields import (
     Counts,
     Field,
@@ -49,6 +37,18 @@ from kafka_probe.events.lifecycle import (
     ResetEvent,
 )
 from kafka_probe.events.request import RequestEvent, RequestParameters, RequestTopic
+from kafka_probe.events.shared_fields import (
+    INTERNAL_CLIENT,
+    OWNER_NAMES,
+    SCHEMA_VERSION,
+    ClientFacts,
+    ConnectionFacts,
+    Origin,
+    PodNames,
+    ProcessFacts,
+    WorkloadFacts,
+    is_internal,
+)
 from kafka_probe.events.times import Interval, WallClock
 from kafka_probe.events.topics import NamedTopic, TopicsEvent
 

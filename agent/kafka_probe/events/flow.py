@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypedDict
 
 from kafka_probe.events.codecs import CODEC_NAMES
-from kafka_probe.events.common import (
+from kafka_probe.events.shared_fields import (
     ACKS,
     ERRORS,
     KIND,

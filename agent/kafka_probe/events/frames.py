@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, Origin, Stamped
+from kafka_probe.events.shared_fields import KIND, Origin, Stamped
 
 
 class FramesEnd(TypedDict):
@@ -22,7 +22,7 @@ class FrameSamples(TypedDict):
     """Samples of frames: lists of equal length, with one value per sample."""
 
     end: Annotated[list[int], "index in ends"]
-    ns: Annotated[list[int], "time at which the frame's header was complete, ns of CLOCK_MONOTONIC"]
+    monotonic_ns: Annotated[list[int], "time at which the frame's header was complete, ns of CLOCK_MONOTONIC"]
     tcp_seq: Annotated[list[int], "TCP sequence number of the frame's first byte"]
     frame_bytes: Annotated[list[int], "size of the frame with its length prefix"]
     correlation_id: Annotated[list[int], "correlation id"]
@@ -45,6 +45,6 @@ class FramesEvent(Origin, Stamped):
 
     kind: Annotated[Literal["frames"], KIND]
     copy_rules: Annotated[str, "hash of the rules by which the kernel copied the frames"]
-    wall_ns: Annotated[int, "wall clock minus CLOCK_MONOTONIC at the time of the event, ns"]
+    wall_offset_ns: Annotated[int, "wall clock minus CLOCK_MONOTONIC at the time of the event, ns"]
     ends: Annotated[list[FramesEnd], "the ends of connections at which the frames were seen"]
     samples: Annotated[FrameSamples, "one value per sample in each list"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, TOPIC_ID, TOPIC_NAME, ConnectionFacts, Ends, Origin, Stamped
+from kafka_probe.events.shared_fields import KIND, TOPIC_ID, TOPIC_NAME, ConnectionFacts, Ends, Origin, Stamped
 
 
 class Nat(TypedDict):
@@ -112,11 +112,11 @@ class CloseEvent(ConnectionFacts, CloseFacts, ActivityFacts, Stamped):
         int | None, "error code of a SaslHandshake response, such as 33: mechanism not enabled; null: no error"
     ]
     owner_ended: Annotated[bool | None, "true: a second or two after this end was closed, the process had exited"]
-    recorded: Annotated[
+    recorded_frames: Annotated[
         int | None,
         "frames that the recorder had for the archive; null: the connection ended normally, or there is no archive",
     ]
-    evicted: Annotated[bool | None, "true: the recorder no longer had the last request; null as recorded"]
+    evicted: Annotated[bool | None, "true: the recorder no longer had the last request; null as recorded_frames"]
     listener_closed_us: Annotated[
         int | None,
         "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypedDict
 
 from kafka_probe.events.codecs import CODEC_NAMES
-from kafka_probe.events.common import ACKS, ERRORS, KIND, TOPIC_ID, ApiFacts, ConnectionFacts, Stamped
+from kafka_probe.events.shared_fields import ACKS, ERRORS, KIND, TOPIC_ID, ApiFacts, ConnectionFacts, Stamped
 
 
 class RequestPartition(TypedDict):

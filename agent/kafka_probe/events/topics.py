@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, TOPIC_ID, Origin, Stamped
+from kafka_probe.events.shared_fields import KIND, TOPIC_ID, Origin, Stamped
 
 
 class NamedTopic(TypedDict):

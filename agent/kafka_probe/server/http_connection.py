@@ -24,7 +24,7 @@ REQUEST_BYTES, REQUEST_LINES = 1 << 14, 64
 """Most bytes and lines of a request: h11 limits only the bytes of requests that arrive in parts."""
 WRITE_BUFFER_BYTES = 1 << 14
 """Bytes of answers in a connection's buffer above which a handler waits."""
-PATIENCE_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """Time for the request to arrive. Its response has until twice this time after the connection began."""
 UNREAD_S = 3.0
 """After a close, the kernel may drop the rest once the client has taken nothing for this long."""
@@ -118,11 +118,11 @@ class HttpConnection(H11Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()  # the timer would keep this object alive until it fires
+        self._timeout.cancel()  # the timer would keep this object alive until it fires
         super().connection_lost(exc)
 
     def _wait(self, last: RequestResponseCycle | None) -> None:
-        self._patience = self.loop.call_later(PATIENCE_S, self._end_idle, last)
+        self._timeout = self.loop.call_later(REQUEST_TIMEOUT_S, self._end_idle, last)
 
     def _end_idle(self, last: RequestResponseCycle | None) -> None:
         if self.transport.is_closing() or self.cycle is last:

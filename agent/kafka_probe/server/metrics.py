@@ -131,7 +131,7 @@ COUNTED = {
         "times that the decoder dropped all shapes of frames, because there were too many",
     ),
     "topics_named": ("topics_named_total", "topic ids that got a name"),
-    "brokers_refused": ("brokers_refused_total", "brokers whose files the agent may not read"),
+    "broker_files_unreadable": ("broker_files_unreadable_total", "brokers whose files the agent may not read"),
     "events": ("events_total", "events that the agent created"),
     "sink_events": ("sink_events_total", "events that the sink delivered"),
     "sink_bytes": ("sink_bytes_total", "size of the events that the sink delivered"),

@@ -20,7 +20,7 @@ from kafka_probe.events import (
 )
 from kafka_probe.server.client_table import ClientEntry, ClientKey
 from kafka_probe.server.query import JsonRow, Resource
-from kafka_probe.server.traffic import Labels, Named
+from kafka_probe.server.traffic import Labels, TopicCounters
 from kafka_probe.server.view import View
 
 
@@ -54,15 +54,15 @@ def _client(item: tuple[ClientKey, ClientEntry]) -> JsonRow:
     }
 
 
-def _topics(view: View) -> Sequence[tuple[Labels, list[tuple[Labels, Named]]]]:
+def _topics(view: View) -> Sequence[tuple[Labels, list[tuple[Labels, TopicCounters]]]]:
     """Return the sums of all workloads, grouped by side, topic and API."""
-    found: dict[Labels, list[tuple[Labels, Named]]] = defaultdict(list)
+    found: dict[Labels, list[tuple[Labels, TopicCounters]]] = defaultdict(list)
     for (side, workload, comm, api, topic), named in view.traffic.topics:
         found[side, topic, api].append(((workload, comm), named))
     return list(found.items())
 
 
-def _topic(item: tuple[Labels, list[tuple[Labels, Named]]]) -> JsonRow:
+def _topic(item: tuple[Labels, list[tuple[Labels, TopicCounters]]]) -> JsonRow:
     (side, topic, api), used = item
     rows = [named for _, named in used]
     return {

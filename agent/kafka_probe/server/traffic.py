@@ -70,7 +70,7 @@ def _of_bucket(bucket: str) -> tuple[int, float]:
 
 
 @dataclass(slots=True)
-class Exchanged:
+class FlowCounters:
     """Sums over `flow` events."""
 
     most_errors: ClassVar[int] = len(ERROR_NAMES)
@@ -93,7 +93,7 @@ class Exchanged:
 
 
 @dataclass(slots=True)
-class Timed(Exchanged):
+class WorkloadCounters(FlowCounters):
     """The same sums with latencies; fetches that were answered without data have their own histogram."""
 
     most_errors: ClassVar[int] = ERRORS
@@ -101,13 +101,13 @@ class Timed(Exchanged):
     latency_empty: Histogram = field(default_factory=Histogram)
 
     def add(self, flow: Mapping[str, Any]) -> None:
-        Exchanged.add(self, flow)
+        FlowCounters.add(self, flow)
         self.latency.add(flow["latency"])
         self.latency_empty.add(flow["latency_empty"])
 
 
 @dataclass(slots=True)
-class Named:
+class TopicCounters:
     """Sums over a topic's entries in `flow` events.
 
     since, ts: start of the first and end of the last interval with an entry, µs since epoch. used_us: time of the last
@@ -226,9 +226,9 @@ class Traffic:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.agent: Mapping[str, Any] = {}
-        self.apis: dict[Labels, Exchanged] = {}  # by side and API
-        self.workloads = LabelTable(Timed, limit)  # by workload and API
-        self.topics = LabelTable(Named, limit)  # by workload, API and topic
+        self.apis: dict[Labels, FlowCounters] = {}  # by side and API
+        self.workloads = LabelTable(WorkloadCounters, limit)  # by workload and API
+        self.topics = LabelTable(TopicCounters, limit)  # by workload, API and topic
         self.closes = LabelTable(CloseTotals, limit)  # by workload, `how` and `closed_by`
         # From 0: if a counter's first sample is its first increase, Prometheus does not see that increase.
         self.internal_requests: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
@@ -262,7 +262,7 @@ class Traffic:
             return
         owner, api = _owner(flow), flow["api"] or "unknown"
         self._spoke.add(owner)
-        self.apis.setdefault((owner.side, api), Exchanged()).add(flow)
+        self.apis.setdefault((owner.side, api), FlowCounters()).add(flow)
         self.workloads.row(owner, (api,), (api,)).add(flow)
         for topic in used_topics(flow):
             name = printable(topic["topic"] or topic["topic_id"] or OTHER)

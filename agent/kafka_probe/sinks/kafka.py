@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 10_000
-PATIENCE_S = 5.0
+UNACKNOWLEDGED_S = 5.0
+"""Time between warnings that a batch has no acknowledgement."""
+MAX_RECONNECT_BACKOFF_MS = 5_000
 # A week: in practice no limit, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_RECORD_BYTES = 64 << 20
@@ -154,7 +156,7 @@ class KafkaSink:
                 continue
             done = threading.Event()
             result.add_both(lambda _, done=done: done.set())
-            while not done.wait(PATIENCE_S):
+            while not done.wait(UNACKNOWLEDGED_S):
                 if self._stopping.is_set():
                     return False
                 self._warn_retrying(errors.KafkaTimeoutError("no acknowledgement"))
@@ -315,7 +317,7 @@ def _open(kind: Any, config: Config, **settings: Any) -> Any:
             bootstrap_servers=list(config.bootstrap_servers),
             client_id=f"kafka-probe-agent-{config.node}",
             bootstrap_timeout_ms=CONNECT_TIMEOUT_MS,
-            reconnect_backoff_max_ms=int(PATIENCE_S * 1000),
+            reconnect_backoff_max_ms=MAX_RECONNECT_BACKOFF_MS,
             kafka_client=open_network,
             **settings,
             **config.security(),

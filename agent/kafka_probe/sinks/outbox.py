@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kafka_probe.sinks.spool import Segment, Spool
 
-_ENDS = ("open", "close", "reset")
+_LIFECYCLE = ("open", "close", "reset")
 SPOOL_AFTER_S = 2.0
 RETRY_S = 1.0
 EXIT_S = 10.0
@@ -100,9 +100,9 @@ class Outbox:
         if size > EVENT_BYTES:
             self.lost["sink_event_too_large"] += 1
             return False
-        is_end = kind in _ENDS
-        free_bytes = self._limit_bytes * (8 if peer is None else 7 if is_end else 6) // 8
-        share = f"ends of {peer}" if is_end and peer else peer  # the flows of a peer do not displace its ends
+        lifecycle = kind in _LIFECYCLE
+        free_bytes = self._limit_bytes * (8 if peer is None else 7 if lifecycle else 6) // 8
+        share = f"lifecycle of {peer}" if lifecycle and peer else peer  # flows of a peer do not displace its closes
         fits = self.waiting_bytes + size <= free_bytes and (
             share is None or self._shares.take(share, size, self.waiting_bytes, self._removed_bytes)
         )

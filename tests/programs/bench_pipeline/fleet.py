@@ -143,7 +143,7 @@ class Fleet:
                     "closing_ts": at_us,
                     "owner_ended": begins and close.ended,
                     "listener_closed_us": 0 if begins and close.ended and side == "server" else None,
-                    "recorded": 2,
+                    "recorded_frames": 2,
                     "evicted": False,
                     "ts": at_us,
                 }

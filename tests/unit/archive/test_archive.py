@@ -54,7 +54,8 @@ def test_an_archived_frame_has_what_the_kernel_copied() -> None:
     answered = response(METADATA, 12, correlation_id=-5, ts_ns=456, latency_us=9, frame_bytes=900)
     fed.see(opened(rx_base=5, tx_base=7), asked, answered)
     first, *others = fed.archived()
-    assert (first["ns"], first["tcp_seq"], first["correlation_id"], first["frame_bytes"]) == (123, 2**32 - 1, -5, 77)
+    assert (first["monotonic_ns"], first["tcp_seq"]) == (123, 2**32 - 1)
+    assert (first["correlation_id"], first["frame_bytes"]) == (-5, 77)
     assert (first["api_key"], first["api_version"], first["flags"], first["part"]) == (METADATA, 12, 0, 0)
     assert (first["conn_id"], first["side"]) == (f"{1:016x}", "client")
     assert first["flow_id"] is not None
@@ -64,7 +65,7 @@ def test_an_archived_frame_has_what_the_kernel_copied() -> None:
     assert {sample["latency_us"] for sample in others} == {9}
     (event,) = fed.archive_sink.events
     assert (event["copy_rules"], event["seq"], event["agent_id"]) == (rules_hash(), 0, fed.agent._sender.agent_id)
-    assert event["ts"] == (456 + event["wall_ns"]) // 1000
+    assert event["ts"] == (456 + event["wall_offset_ns"]) // 1000
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_frames_of_kafka_probe_itself_are_not_archived() -> None:
     fed.see(own, closed(owner_exiting=1), gone())
     fed.report()
     assert fed.archived() == []
-    assert fed.events("close")[0]["recorded"] is None
+    assert fed.events("close")[0]["recorded_frames"] is None
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_the_last_exchange_of_a_connection_that_ended_badly_is_archived(
     fed.see(opened(), exchange(), opened(2), exchange(2, 9), stream(closed(1, **NORMAL | how), gone(1)))
     fed.report()
     (close,) = fed.events("close")
-    assert (close["recorded"], close["evicted"]) == (recorded, None if recorded is None else False)
+    assert (close["recorded_frames"], close["evicted"]) == (recorded, None if recorded is None else False)
     assert ids(fed) == [1] * (recorded or 0)
 
 
@@ -163,7 +164,7 @@ def test_a_close_says_that_the_last_request_was_evicted() -> None:
     fed.see(closed(1, **NORMAL | {"in_flight": 1}))
     fed.report()
     (close,) = fed.events("close")
-    assert (close["recorded"], close["evicted"]) == (0, True)
+    assert (close["recorded_frames"], close["evicted"]) == (0, True)
     assert fed.events("agent")[0]["losses"]["recorder_evicted"] > 0
 
 
@@ -197,7 +198,7 @@ def test_a_close_does_not_send_frames_again_that_were_archived_before() -> None:
     fed.see(opened(), exchange(correlation_id=1), exchange(correlation_id=2), closing, gone())
     fed.report()
     assert ids(fed) == [1, 1, 2, 2]
-    assert fed.events("close")[0]["recorded"] == 4
+    assert fed.events("close")[0]["recorded_frames"] == 4
 
 
 @pytest.mark.parametrize("others", [0, 3000])
@@ -211,7 +212,7 @@ def test_the_last_exchange_is_archived_whole_however_long_its_response_is(others
     fed.see(*(closed(conn, **NORMAL | {"in_flight": 1}) for conn in (1, *crowd)))
     fed.report()
     close = next(event for event in fed.events("close") if event["conn_id"] == f"{1:016x}")
-    assert (close["recorded"], close["evicted"]) == (2, False)
+    assert (close["recorded_frames"], close["evicted"]) == (2, False)
     of_first = [one for one in fed.archived() if one["conn_id"] == close["conn_id"]]
     assert [one["part"] for one in of_first if one["flags"] & 1] == [*range(len(long))]
 
@@ -244,7 +245,7 @@ def test_without_a_recorder_all_frames_can_be_archived_and_a_close_has_none() ->
     fed.see(opened(), exchange(), closed(**NORMAL | {"in_flight": 1}), gone())
     fed.report()
     assert ids(fed) == [1, 1]
-    assert fed.events("close")[0]["recorded"] is None
+    assert fed.events("close")[0]["recorded_frames"] is None
 
 
 @pytest.mark.parametrize("size", ["1", "1KiB", "-1"])

@@ -105,7 +105,7 @@ def test_all_topics_of_a_broker_have_their_names_once_it_is_seen(host: Host) -> 
     host.see(orders)
     assert (host.name(orders), host.name(sales)) == ("orders", "sales")
     assert set(host.names.report()) == {(orders, "orders"), (sales, "sales")}
-    assert host.files.counters == {"topics_named": 2, "brokers_refused": 0}
+    assert host.files.counters == {"topics_named": 2, "broker_files_unreadable": 0}
 
 
 def test_names_from_a_brokers_files_go_before_those_from_messages(host: Host) -> None:
@@ -205,6 +205,6 @@ def test_a_process_that_may_not_be_looked_at_is_logged_once_and_not_tried_again(
         for _ in range(5):
             host.see("f" * 32, pid=1)
             host.resolver.now += 2 * LONGEST_PAUSE_S
-    assert host.files.counters["brokers_refused"] == 1
+    assert host.files.counters["broker_files_unreadable"] == 1
     assert len(caplog.records) == 1
     assert "CAP_SYS_PTRACE" in caplog.text

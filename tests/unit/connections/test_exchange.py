@@ -56,7 +56,7 @@ class Watched:
     def close(self, conn: int) -> list[Any]:
         connection = self.tracker.gone(conn)
         assert connection
-        return valid(self.exchanges.end(connection, SINCE_BOOT))
+        return valid(self.exchanges.forget_connection(connection, SINCE_BOOT))
 
 
 def valid(events: Iterable[RequestEvent]) -> list[Any]:

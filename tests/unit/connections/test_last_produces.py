@@ -9,7 +9,7 @@ import pytest
 
 from kafka_probe import processing
 from kafka_probe.connections.frame_reader import FrameReader
-from kafka_probe.connections.grouping import FramesByConnection
+from kafka_probe.connections.frames_by_connection import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduces
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.tracker import Tracker

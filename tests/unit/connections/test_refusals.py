@@ -12,7 +12,6 @@ import pytest
 
 from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.refusals import Keys, Refusals, Sums
-from kafka_probe.connections.refused_produces import LOSSES
 from kafka_probe.protocol.facts import MeasureKind
 from tests.builders.bounded_tables import grown_by
 from tests.builders.samples import Samples, by_hand, stream
@@ -45,8 +44,7 @@ class Watched:
     """Keeps the requests of batches, and returns what their responses refused."""
 
     def __init__(self, limit_bytes: int = MANY) -> None:
-        self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self.refusals = Refusals(limit_bytes, self.losses)
+        self.refusals = Refusals(limit_bytes)
         self._reader = FrameReader()
 
     def see(self, *samples: Samples) -> dict[int, Sums]:
@@ -90,14 +88,14 @@ def test_each_response_refuses_the_records_of_its_own_request(order: tuple[int, 
     for one in order:
         number, conn, records = requests[one]
         assert watched.see(answered(number, REFUSED, conn)) == {conn: {ORDERS: counts(records, 10 * records)}}
-    assert watched.losses["refusal_unmatched"] == 0
+    assert watched.refusals.unmatched == 0
 
 
 def test_a_request_is_refused_once_however_often_its_id_is_repeated() -> None:
     watched = Watched()
     sums = watched.see(produced(1, records=1000), *[answered(1, REFUSED)] * 5)
     assert sums == {1: {ORDERS: counts(1000, 10_000)}}
-    assert watched.losses["refusal_unmatched"] == 4
+    assert watched.refusals.unmatched == 4
 
 
 def test_of_requests_with_one_id_the_newest_is_refused_first() -> None:
@@ -112,13 +110,13 @@ def test_of_requests_with_one_id_the_newest_is_refused_first() -> None:
 def test_what_the_leader_has_written_is_not_refused(code: int, refused: bool) -> None:
     watched = Watched()
     assert bool(watched.see(produced(1), answered(1, {("orders", 0): code}))) is refused
-    assert watched.losses["refusal_unmatched"] == 0
+    assert watched.refusals.unmatched == 0
 
 
 def test_a_response_whose_request_is_not_known_is_counted() -> None:
     watched = Watched(limit_bytes=0)
     assert watched.see(produced(1), answered(1, REFUSED)) == {}
-    assert watched.losses["refusal_unmatched"] == 1
+    assert watched.refusals.unmatched == 1
 
 
 def test_requests_that_have_no_response_are_not_kept() -> None:
@@ -134,7 +132,7 @@ def test_what_is_kept_stays_below_the_limit_and_the_newest_stays() -> None:
         assert watched.refusals.held_bytes <= MANY
     assert watched.see(answered(0, REFUSED)) == {}
     assert watched.see(answered(999, REFUSED)) == {1: {ORDERS: counts(7, 70)}}
-    assert watched.losses["refusal_unmatched"] == 1
+    assert watched.refusals.unmatched == 1
 
 
 def test_all_requests_of_a_busy_partition_are_kept() -> None:
@@ -142,7 +140,7 @@ def test_all_requests_of_a_busy_partition_are_kept() -> None:
     watched.see(*map(produced, numbers))
     sums = watched.see(*(answered(number, REFUSED) for number in numbers))
     assert sums == {1: {ORDERS: counts(7 * len(numbers), 70 * len(numbers))}}
-    assert watched.losses["refusal_unmatched"] == 0
+    assert watched.refusals.unmatched == 0
 
 
 def test_of_too_many_requests_of_one_shape_the_newest_are_kept() -> None:

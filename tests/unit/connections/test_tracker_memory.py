@@ -66,7 +66,7 @@ def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
 
 
 def test_resets_leave_memory_to_closes() -> None:
-    tracker = Tracker(RESOLVER, bounds=replace(FEW, ends=4))
+    tracker = Tracker(RESOLVER, bounds=replace(FEW, closes=4))
     for conn in range(1, 4):
         tracker.take(opened(conn)[0])
     for _ in range(11):
@@ -78,7 +78,7 @@ def test_resets_leave_memory_to_closes() -> None:
 
 def test_resets_are_kept_until_the_next_report_in_half_of_the_slots_of_closes() -> None:
     tracker = Tracker(RESOLVER)
-    kept = DEFAULT.ends * _RESETS_PER_SLOT // 2
+    kept = DEFAULT.closes * _RESETS_PER_SLOT // 2
     reset = opened(0, kind=SampleKind.RESET)[0]
     for _ in range(kept):
         tracker.take(reset)
@@ -100,11 +100,11 @@ def test_four_resets_take_no_more_than_a_closed_connection() -> None:
             tracker.take(sample)
         return tracker
 
-    assert grown_by(keep_all, len(samples)) < _ITEM_BYTES["ends"] / 4
+    assert grown_by(keep_all, len(samples)) < _ITEM_BYTES["closes"] / 4
 
 
 def test_connections_whose_close_was_lost_count_beside_those_that_are_open() -> None:
-    tracker = Tracker(RESOLVER, bounds=replace(FEW, connections=10, ends=2))
+    tracker = Tracker(RESOLVER, bounds=replace(FEW, connections=10, closes=2))
     for conn in range(1, 6):
         tracker.take(opened(conn)[0])
         tracker.gone(conn)
@@ -222,7 +222,7 @@ def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:
 
     def listen() -> bool:
         for sample in samples:
-            pending.listen(sample[0])
+            pending.note_listener(sample[0])
         return True
 
     assert 0 < grown_by(listen, 1) < MIB

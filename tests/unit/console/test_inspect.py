@@ -150,7 +150,7 @@ def test_a_conversation_reads_as_requests_with_their_answers_pauses_and_the_end(
     assert "ApiVersions 3 #1, 60 bytes: software name" in text
     assert "response after 1.5 ms, 300 bytes: " in text
     assert "33.8 s of silence" in text
-    assert "no response seen\nclosed by peer (rst_received) after 30.0 s of silence" in text
+    assert "no response seen\nclosed by the server (rst_received) after 30.0 s of silence" in text
     assert lines[-1].strip() == "middlebox_reset: neither end sent the reset"
     assert text.index("ApiVersions") < text.index("Metadata") < text.index("Heartbeat") < text.index("Produce 9")
 

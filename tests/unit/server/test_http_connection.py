@@ -22,7 +22,7 @@ from tests.lab.processes import wait_until
 
 
 def test_who_does_not_read_an_answer_holds_it_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE_S", 2)
+    monkeypatch.setattr(http_connection, "REQUEST_TIMEOUT_S", 2)
     monkeypatch.setattr(http, "LISTS_AT_ONCE", 1)
     monkeypatch.setattr(query, "PAGE_BYTES", 1 << 26)
     with serving() as served, served.connect() as peer:
@@ -195,7 +195,7 @@ def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
     long_page: Served, receive_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "UNREAD_S", 1.0)
-    monkeypatch.setattr(http_connection, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(http_connection, "REQUEST_TIMEOUT_S", 1.0)
     served = long_page
     with ExitStack() as clients:
         for _ in range(MOST // 2):

@@ -191,7 +191,7 @@ def test_an_address_of_nobody_is_reported_with_what_to_do() -> None:
 
 
 def test_who_asks_nothing_holds_no_connection_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(http_connection, "REQUEST_TIMEOUT_S", 0.5)
     with serving() as served, ExitStack() as stack:
         _, _, place = served.url.rpartition("/")
         host, _, port = place.partition(":")

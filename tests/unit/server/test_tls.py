@@ -85,7 +85,7 @@ def test_the_kernel_lets_go_of_what_clients_with_tls_do_not_read(
         served.server.send([flow(api=f"Api{n}") for n in range(2000)])
         wait_until(lambda: len(served.get("/metrics", tls=trusting).text) > 1 << 20, "a long page")
         monkeypatch.setattr(http_connection, "UNREAD_S", 1.0)
-        monkeypatch.setattr(http_connection, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(http_connection, "REQUEST_TIMEOUT_S", 1.0)
         for _ in range(4):
             peer = clients.enter_context(served.connect_slowly(2048))
             reader = clients.enter_context(trusting.wrap_socket(peer, server_hostname="127.0.0.1"))
