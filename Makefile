@@ -42,7 +42,7 @@ test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, 
 test-nodes: setup-nodes ## test image, chart, service, Prometheus and Spark cluster, real ones, and long outages (1 hour)
 	@for file in tests/nodes/check_*.py; do $(BIN)/python -m pytest $$file || status=1; done; exit $$status  # a JVM keeps its jars
 
-test-ranges: setup-tests ## run unit, golden and replay tests with the lowest and the newest versions that pyproject.toml allows
+test-ranges: setup-tests ## run unit, golden and recorded tests with the lowest and the newest versions that pyproject.toml allows
 	@$(BIN)/python scripts/version_ranges.py
 	for end in lowest newest; do build/ranges/$$end/bin/python -m pytest -m "not pinned" tests/{unit,golden,recorded} || exit; done
 

@@ -254,15 +254,17 @@ def _to_stderr(line: str) -> None:
 
 
 def _sink(config: Config) -> Sink:
-    if config.sink == "kafka":
-        from kafka_probe.sinks.kafka import KafkaSink
+    match config.sink:
+        case "kafka":
+            from kafka_probe.sinks.kafka import KafkaSink
 
-        return KafkaSink(config)
-    from kafka_probe.sinks.stdout import StdoutSink
+            return KafkaSink(config)
+        case "stdout":
+            from kafka_probe.sinks.stdout import StdoutSink
 
-    if config.spool_dir:
-        log.warning("--spool-dir has no effect with --sink stdout; remove one of them.")
-    return StdoutSink(buffer_bytes=config.sink_buffer_bytes)
+            if config.spool_dir:
+                log.warning("--spool-dir has no effect with --sink stdout; remove one of them.")
+            return StdoutSink(buffer_bytes=config.sink_buffer_bytes)
 
 
 def _archive_sink(config: Config, sink: Sink) -> Sink | None:

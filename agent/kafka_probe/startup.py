@@ -54,7 +54,7 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
         refused = "".join(f"; {name} refused: {reason}" for name, reason in programs.refused.items())
         log.info("BPF programs attached (backend %s, kernel %s%s).", programs.backend, platform.release(), refused)
         for problem in programs.cache_problems:
-            log.info("%s", problem)
+            log.warning("%s", problem)
         if config.kernel_time and (refusal := programs.measure()):
             log.warning(
                 "The kernel does not measure the run time of the programs: %s. Grant CAP_SYS_ADMIN, or set "

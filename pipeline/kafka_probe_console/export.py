@@ -17,7 +17,6 @@ from kafka_probe_console.packets import Endpoint, Packet, PacketMaker
 from kafka_probe_console.tables import OpenTables
 
 _FLOW_ID = re.compile("([0-9a-f]{8})([0-9a-f]{8})")  # sequence numbers of the first payload of client and server
-_PACKET_BYTES = 100  # of a packet in the file besides what is captured of it, about
 
 
 class Written(NamedTuple):
@@ -28,8 +27,10 @@ class Written(NamedTuple):
     complete: bool
 
 
-def write(tables: OpenTables, found: Sequence[ConnectionEnd], stream: IO[bytes], most_bytes: int) -> Written:
-    """Write the connections to a capture file of at most about `most_bytes`.
+def write(
+    tables: OpenTables, found: Sequence[ConnectionEnd], stream: IO[bytes], limit: int, most_bytes: int
+) -> Written:
+    """Write connections, at most `limit`, to a capture file of at most about `most_bytes`.
 
     Of a connection with frames of both ends the client's end is written: it has counted all records.
 
@@ -38,25 +39,26 @@ def write(tables: OpenTables, found: Sequence[ConnectionEnd], stream: IO[bytes],
     """
     output: CaptureFile | None = None
     ports: dict[int, None] = {}
-    number = size = 0
+    packets = connections = 0
     for end, first, frames in _one_end_each(tables, found):
         own, other = Endpoint.of(end.local), Endpoint.of(end.peer)
         if own is None or other is None:
             continue
-        output = output or CaptureFile(stream)
+        if connections == limit:
+            break
+        connections += 1
+        output = output or CaptureFile(stream, most_bytes)
         client, server = (other, own) if first.first.side == "server" else (own, other)
         ports[server.port] = None
         if first.first.node and not own.address.is_loopback:
             output.name(own.address, first.first.node)
-        for packet in _packets(tables, end, client, server, chain([first], frames)):
-            size += _PACKET_BYTES + len(packet.captured)
-            if size > most_bytes:
-                return Written(number, tuple(ports), complete=False)
-            output.write(packet)
-            number += 1
-    if not number:
+        for packet in _commented(_packets(tables, end, client, server, first, frames), _about(tables, end)):
+            if not output.write(packet):
+                return Written(packets, tuple(ports), complete=False)
+            packets += 1
+    if not packets:
         raise NothingFoundError("The archive has no frames of these connections with known addresses.")
-    return Written(number, tuple(ports), complete=True)
+    return Written(packets, tuple(ports), complete=True)
 
 
 def _one_end_each(
@@ -80,30 +82,26 @@ def _one_end_each(
 
 
 def _packets(
-    tables: OpenTables, end: ConnectionEnd, client: Endpoint, server: Endpoint, frames: Iterator[CopiedFrame]
+    tables: OpenTables,
+    end: ConnectionEnd,
+    client: Endpoint,
+    server: Endpoint,
+    first: CopiedFrame,
+    others: Iterable[CopiedFrame],
 ) -> Iterator[Packet]:
     """Yield the packets of one end of a connection."""
-    first = next(frames)
     known = _FLOW_ID.fullmatch(end.flow_id or "")
     bases = (int(known[1], 16), int(known[2], 16)) if known else (None, None)
     connection = PacketMaker(client, server, *bases)
-    about = [
-        f"client {end.client_id or 'without id'}",
-        end.software or "unknown library",
-        end.owner or "unknown process",
-    ]
     opened_us, closed = _life(tables, end)
     if opened_us is not None:
-        yield from _commented(connection.handshake(min(opened_us, first.first.ts_us)), (*about, *_verdict(tables, end)))
-        about = []
+        yield from connection.handshake(min(opened_us, first.first.ts_us))
     last_us = first.first.ts_us
-    for frame in chain([first], frames):
+    for frame in chain([first], others):
         sample = frame.first
         last_us = max(last_us, sample.ts_us)
         wire = wire_frame(frame)
-        packets = connection.frame(sample.ts_us, sample.tcp_seq, wire, sample.frame_bytes, response=frame.response)
-        yield from _commented(packets, (*about, *_verdict(tables, end))) if about else packets
-        about = []
+        yield from connection.frame(sample.ts_us, sample.tcp_seq, wire, sample.frame_bytes, response=frame.response)
     if closed:
         how, by_server, closing_us, closed_us = closed
         yield from _end(connection, how, max(closing_us, last_us), max(closed_us, last_us), by_server=by_server)
@@ -122,25 +120,29 @@ def _life(tables: OpenTables, end: ConnectionEnd) -> tuple[int | None, tuple[str
     ids = [end.agent_id, end.conn_id]
     opened_us, closed = None, None
     if tables.add("opens"):
-        ask = "SELECT epoch_us(ts) FROM opens WHERE agent_id = ? AND conn_id = ? AND found = 'start' LIMIT 1"
-        opened_us = next((int(ts_us) for (ts_us,) in tables.rows(ask, ids)), None)
+        ask = "SELECT min(epoch_us(ts)) FROM opens WHERE agent_id = ? AND conn_id = ? AND found = 'start'"
+        ((opened_us,),) = tables.rows(ask, ids)
     if tables.add("closes"):
         ask = (
-            "SELECT how, closed_by, side, epoch_us(closing_ts), epoch_us(ts) FROM closes "
-            "WHERE agent_id = ? AND conn_id = ? LIMIT 1"
+            "SELECT how, closed_by, side, epoch_us(coalesce(closing_ts, ts)), epoch_us(ts) FROM closes "
+            "WHERE agent_id = ? AND conn_id = ? ORDER BY ts LIMIT 1"
         )
         for how, closed_by, side, closing_us, closed_us in tables.rows(ask, ids):
             closed = how, (closed_by == "local") == (side == "server"), int(closing_us), int(closed_us)
     return opened_us, closed
 
 
-def _verdict(tables: OpenTables, end: ConnectionEnd) -> Iterator[str]:
+def _about(tables: OpenTables, end: ConnectionEnd) -> Iterator[str]:
+    """Yield comments on a connection."""
+    yield f"client {end.client_id or 'without id'}"
+    yield end.software or "unknown library"
+    yield end.owner or "unknown process"
     if end.flow_id and tables.add("verdicts"):
         ask = "SELECT cause, evidence FROM verdicts WHERE flow_id = ? LIMIT 1"
         yield from (f"closed by {cause}: {evidence}" for cause, evidence in tables.rows(ask, [end.flow_id]))
 
 
-def _commented(packets: Iterable[Packet], comments: Sequence[str]) -> Iterator[Packet]:
+def _commented(packets: Iterable[Packet], comments: Iterable[str]) -> Iterator[Packet]:
     """Yield the packets, with more comments on the first."""
     for number, packet in enumerate(packets):
         yield packet if number else packet._replace(comments=(*comments, *packet.comments))

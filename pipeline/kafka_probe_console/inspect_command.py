@@ -79,6 +79,10 @@ def inspect(
     """Find archived frames in the pipeline's tables, and print what they contain."""
     if not location:
         raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
+    if pcapng == "":
+        raise UsageError("Give a file for --pcapng, or - for standard output.")
+    if pcapng == "-" and sys.stdout.isatty():
+        raise UsageError("Packets are no text: pipe them, as in --pcapng - | wireshark -k -i -")
     if sum((conversation, pcapng is not None, count, as_lines, as_csv)) > 1:
         raise UsageError("Use one of --conversation, --pcapng, --count, --json and --csv.")
     try:
@@ -97,13 +101,10 @@ def inspect(
             waiting.end()
             click.echo(number)
         elif conversation or pcapng:
-            if found is None:
-                found = selection.connections_of(tables, selection.frames(tables, asked, None, limit))
+            found = selection.ends_with_frames(tables, asked, found, limit)
             if pcapng:
-                if pcapng == "-" and sys.stdout.isatty():
-                    raise UsageError("Packets are no text: pipe them, as in --pcapng - | wireshark -k -i -")
                 with click.open_file(pcapng, "wb", lazy=True) as file:
-                    written = export.write(tables, found[:limit], file, pcapng_bytes)
+                    written = export.write(tables, found, file, limit, pcapng_bytes)
                 waiting.end()
                 _report(written)
                 return

@@ -44,7 +44,12 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def of(cls, text: str | None) -> Endpoint | None:
-        """Return the endpoint of a text such as `10.0.0.1:9092` or `[::1]:9092`; None of any other text."""
+        """Return the endpoint of a text such as `10.0.0.1:9092` or `[::1]:9092`; None of any other text.
+
+        A scope, as in `[fe80::1%eth0]:9092`, has no place in a packet.
+        """
+        if "%" in (text or ""):
+            return None
         address, _, port = (text or "").rpartition(":")
         try:
             found = cls(ip_address(address.strip("[]")), int(port))
@@ -89,14 +94,15 @@ class PacketMaker:
         # other packets unless the first one is cut.
         captured = iter([_beginning(wire, min(size, SEGMENT_BYTES - 1))]) if response else _segments(wire)
         for start in range(0, size, SEGMENT_BYTES):
+            payload = min(size - start, SEGMENT_BYTES)
             yield self._packet(
                 ts_us,
                 response,
                 Bit.PSH | Bit.ACK,
                 (tcp_seq + start) % _MODULUS,
                 self.sequence(response=not response),
-                next(captured, b""),
-                min(size - start, SEGMENT_BYTES),
+                next(captured, b"")[:payload],
+                payload,
                 () if start else wire.comments,
             )
         way.next = (tcp_seq + size) % _MODULUS

@@ -61,7 +61,8 @@ def _with_ends(tables: OpenTables, frames: Iterable[CopiedFrame]) -> Iterator[tu
 def _end_of(tables: OpenTables, end: ConnectionEnd) -> Iterator[str]:
     """Yield how a connection ended, if it did."""
     if tables.add("closes"):
-        ask = "SELECT side, closed_by, how, idle_us, evicted FROM closes WHERE agent_id = ? AND conn_id = ? LIMIT 1"
+        columns = "side, closed_by, how, idle_us, evicted"
+        ask = f"SELECT {columns} FROM closes WHERE agent_id = ? AND conn_id = ? ORDER BY ts LIMIT 1"
         for *close, evicted in tables.rows(ask, [end.agent_id, end.conn_id]):
             yield conversation.closing(*close) + ("; its last frames were evicted" if evicted else "")
     if end.flow_id and tables.add("verdicts"):

@@ -11,6 +11,7 @@ from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, joined
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
+from kafka_probe.text import printable
 from kafka_probe_console.errors import NothingFoundError
 from kafka_probe_console.period import Period
 from kafka_probe_console.tables import OpenTables
@@ -27,6 +28,8 @@ _OWNER = "owner.pod, owner.container_name, owner.unit, owner.comm"  # the first 
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
 _DAY = timedelta(days=1)
+_EndIds = tuple[str | None, str | None]
+"""agent_id and conn_id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +81,47 @@ def ends(tables: OpenTables, question: Question) -> list[ConnectionEnd] | None:
     return found
 
 
-def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[tuple[str | None, str | None], ConnectionEnd]:
+def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[_EndIds, ConnectionEnd]:
     """Return the ends at which frames were seen, by agent_id and conn_id, as far as the tables have them."""
-    ids = sorted({(frame.first.agent_id, frame.first.conn_id) for frame in frames} - {(None, None)})
+    return _ends_by_ids(tables, {(frame.first.agent_id, frame.first.conn_id) for frame in frames})
+
+
+def _ends_by_ids(tables: OpenTables, seen: Iterable[_EndIds]) -> dict[_EndIds, ConnectionEnd]:
+    ids = sorted({*seen} - {(None, None)})
     keys = [f"{agent_id}/{conn_id}" for agent_id, conn_id in ids]
     found = _ends(tables, ["agent_id || '/' || conn_id IN (SELECT unnest(?))"], [keys], len(keys))
     return {(end.agent_id, end.conn_id): end for end in found}
 
 
-def connections_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> list[ConnectionEnd]:
-    """Return the ends at which frames were seen, in their order. An end without a row has ids only."""
-    seen = [*frames]
-    known = ends_of(tables, seen)
-    flows = {(frame.first.agent_id, frame.first.conn_id): frame.first.flow_id for frame in seen}
-    return [known.get(ids) or ConnectionEnd(*ids, flow_id, *[None] * 5) for ids, flow_id in flows.items()]
+def ends_with_frames(
+    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
+) -> list[ConnectionEnd]:
+    """Return the ends at which matching frames were seen, in their order. An end without a row has ids only.
+
+    limit: most connections of which frames are decoded, where the question is about the contents of frames.
+
+    Raises:
+        NothingFoundError: there are none.
+        UsageError: Kafka has no such API.
+    """
+    seen: dict[_EndIds, str | None] = {}
+    if question.of_contents:
+        flows = set[object]()
+        for frame in _frames(tables, question, found, None):
+            ids = frame.first.agent_id, frame.first.conn_id
+            flows.add(frame.first.flow_id or ids)
+            if len(flows) > limit:
+                break
+            seen[ids] = frame.first.flow_id
+    else:
+        where, values = _conditions(question, found)
+        ask = f"SELECT f.agent_id, f.conn_id, any_value(f.flow_id) FROM frames f WHERE {where} GROUP BY ALL"
+        rows = tables.rows(f"{ask} ORDER BY min(f.ts), f.agent_id, f.conn_id LIMIT ?", [*values, MOST_ENDS])
+        seen = {(agent_id, conn_id): flow_id for agent_id, conn_id, flow_id in rows}
+    if not seen:
+        raise NothingFoundError(f"No frame matches. {_known_frames(tables)}")
+    known = _ends_by_ids(tables, seen)
+    return [known.get(ids) or ConnectionEnd(*ids, flow_id, *[None] * 5) for ids, flow_id in seen.items()]
 
 
 def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> int:
@@ -271,7 +301,7 @@ def _known_clients(tables: OpenTables) -> str:
     if not tables.add("opens"):
         return "There are no connections in the tables."
     ask = "SELECT DISTINCT client.id AS id FROM opens WHERE id IS NOT NULL ORDER BY id LIMIT ?"
-    names = [str(name) for (name,) in tables.rows(ask, [_NAMED + 1])]
+    names = [printable(name) for (name,) in tables.rows(ask, [_NAMED + 1])]
     more = " and others" if len(names) > _NAMED else ""
     return f"The tables have the clients {', '.join(names[:_NAMED])}{more}." if names else "The tables name no client."
 

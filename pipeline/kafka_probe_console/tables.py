@@ -17,7 +17,7 @@ from pyarrow.dataset import Dataset
 
 from kafka_probe_console.errors import TableError
 
-_SETTINGS: Mapping[str, Any] = {
+SETTINGS: Mapping[str, Any] = {
     "memory_limit": "400MB",
     "threads": 2,
     "enable_external_access": "false",
@@ -92,7 +92,7 @@ class OpenTables:
 @contextmanager
 def opened(location: str) -> Iterator[OpenTables]:
     """Yield the tables below a directory or URI."""
-    with duckdb.connect(":memory:", config=dict(_SETTINGS)) as connection:
+    with duckdb.connect(":memory:", config=dict(SETTINGS)) as connection:
         yield OpenTables(location, connection)
 
 

@@ -8,10 +8,14 @@ import re
 from pyspark.sql import Row
 
 from kafka_probe.text import NAME_LIMIT
-from kafka_probe_pipeline.alerts import EVIDENCE_LIMIT, alert
-from kafka_probe_pipeline.incidents import CRASHES, HIT_MOST
+from kafka_probe_pipeline.alerts import EVIDENCE_LIMIT, IDLE_TEXTS, alert
+from kafka_probe_pipeline.incidents import CRASHES, HIT_MOST, IDLE_CAUSES
 from kafka_probe_pipeline.scopes import NAME_CHARACTERS
 from kafka_probe_pipeline.storms import SCHEMA
+
+
+def test_every_cause_of_idle_connections_has_a_text() -> None:
+    assert IDLE_TEXTS.keys() == {*IDLE_CAUSES}
 
 
 def test_an_alert_has_names_as_short_texts_and_its_json_has_them_as_the_storm_does() -> None:

@@ -9,6 +9,7 @@ from pyspark.sql.types import StringType
 
 from kafka_probe import events as schema
 from kafka_probe import text
+from kafka_probe_console import selection, tables
 from kafka_probe_pipeline import (
     agents,
     alertmanager,
@@ -57,6 +58,8 @@ PINNED = (
     f"not complete within {PipelineConfig().closed_limit:g} s (`--closed-limit`)",
     f"At most {storms.MOST_OF_KIND} storms of a kind are active",
     f"at most {incidents.MOST_CANDIDATES:,} possible storms, and of each the {incidents.MOST_CELLS:,} largest groups",
+    f"at most {selection.MOST_ENDS:,} ends of connections",
+    f"and {tables.SETTINGS['memory_limit'].removesuffix('MB')} MB of memory of DuckDB",
     f"names are cut after {scopes.NAME_CHARACTERS} characters",
     f"names of at most {text.NAME_LIMIT} characters, and evidence of at most {alerts.EVIDENCE_LIMIT:,}",
     f"A cell of `show` has at most {report.CELL_LIMIT:,} characters",

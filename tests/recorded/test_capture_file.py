@@ -93,7 +93,7 @@ def rebuilt(copied: list[tuple[int, CopiedFrame]], tmp_path_factory: pytest.Temp
     path = tmp_path_factory.mktemp("rebuilt") / "rebuilt.pcapng"
     connections: dict[int, PacketMaker] = {}
     with path.open("wb") as file:
-        output = CaptureFile(file)
+        output = CaptureFile(file, 1 << 30)
         for number, frame in copied:
             client, server = Endpoint(LOCALHOST, FIRST_CLIENT_PORT + number), Endpoint(LOCALHOST, PORT)
             connection = connections.setdefault(number, PacketMaker(client, server, None, None))

@@ -13,6 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from kafka_probe.conversations.copied_frames import NO_API, CopiedFrame
+from kafka_probe.protocol.archive_compatibility import copied_bodies, unknown_rules
 from kafka_probe.protocol.copy_programs import HIDDEN, OPERAND_BITS, TAG_BITS, Op
 from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
@@ -21,7 +22,15 @@ from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS, uvarint
 _UNSUPPORTED_VERSION = 35  # error code
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # a record batch of magic 2 up to and with its number of records
 _NO_TAG = -1
+_MOST_FRAME_BYTES = (1 << 31) - 1
 _LONGEST = {0: 1 << 30, 1: 1 << 30, 2: (1 << 15) - 1, 4: 1 << 30}  # field by the width of its length, see _Hidden
+
+
+class _Hidden(NamedTuple):
+    """A field whose length is missing: the part that has its length, and how that is written."""
+
+    part: int
+    width: int  # bytes of a fixed length; 0: a varint of the length plus one; 1: a varint of the length
 
 
 class Zeros(NamedTuple):
@@ -31,7 +40,7 @@ class Zeros(NamedTuple):
 
 
 class _EndedError(Exception):
-    """The copied data ends here."""
+    """The copied data ends here, or no frame has what follows."""
 
 
 @dataclass(slots=True)
@@ -48,18 +57,14 @@ class WireFrame:
 
 def wire_frame(frame: CopiedFrame) -> WireFrame:
     """Return the frame as far as it can be rebuilt."""
-    first = frame.first
     rebuilt = WireFrame([_head(frame)])
-    program, flexible = _program(first.api_key, first.api_version, frame.response)
-    run = _CopyProgramRun(frame.data, program, flexible, rebuilt)
-    whole = run.rebuild(client_id=not frame.response)
-    if not frame.response and frame.api in HEADER_ONLY:
-        run.add_least_body(first.api_key, first.api_version)
-    missing = first.frame_bytes - rebuilt.known_bytes
+    whole, hidden = _add_body(rebuilt, frame)
+    missing = frame.first.frame_bytes - rebuilt.known_bytes
     if missing < 0:  # it is not what these rules describe: only the header is sure
-        rebuilt, missing = WireFrame([_head(frame)]), first.frame_bytes - len(_head(frame))
+        rebuilt = WireFrame([_head(frame)])
+        missing = frame.first.frame_bytes - rebuilt.known_bytes
     elif whole:
-        missing -= _fill(rebuilt, run.hidden, missing)
+        missing -= _fill(rebuilt, hidden, missing)
     if missing > 0:
         rebuilt.comments.append(f"{missing} bytes of the frame withheld")
         if not frame.response:  # a request that is cut is not matched with its response
@@ -81,19 +86,19 @@ def _rules() -> dict[tuple[int, int], CopyRule]:
     return {(rule.api_key, rule.api_version): rule for rule in copy_rules()}
 
 
-def _program(api_key: int, version: int, response: bool) -> tuple[tuple[int, ...], bool]:
-    """Return the copy program of a body and whether its lengths are varints; an empty one copies all bytes."""
-    rule = None if api_key == NO_API else _rules().get((api_key, version))
-    if rule is None:
-        return (), False
-    return (rule.response_program if response else rule.request_program), rule.flexible
-
-
-class _Hidden(NamedTuple):
-    """A field whose length is missing: the part that has its length, and how that is written."""
-
-    part: int
-    width: int  # bytes of a fixed length; 0: a varint of the length plus one; 1: a varint of the length
+def _add_body(rebuilt: WireFrame, frame: CopiedFrame) -> tuple[bool, list[_Hidden]]:
+    """Add the copied part of the body. Return True if that is all of it, and the withheld fields."""
+    first = frame.first
+    if copied_bodies(first.copy_rules) is None:
+        rebuilt.comments.append(unknown_rules(first.copy_rules))
+        return False, []
+    rule = None if first.api_key == NO_API else _rules().get((first.api_key, first.api_version))
+    program = () if rule is None else rule.response_program if frame.response else rule.request_program
+    run = _CopyProgramRun(frame, program, rebuilt, flexible=rule is not None and rule.flexible)
+    whole = run.rebuild()
+    if rule and not frame.response and frame.api in HEADER_ONLY:
+        run.add_least_body()
+    return whole, run.hidden
 
 
 def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> int:
@@ -137,10 +142,15 @@ def _varint(value: int) -> bytes:
 
 
 class _CopyProgramRun:
-    """Runs a copy program over the copied data, and adds what it describes to a frame."""
+    """Runs a copy program over the copied data, and adds what it describes to a frame.
 
-    def __init__(self, data: bytes, program: tuple[int, ...], flexible: bool, rebuilt: WireFrame) -> None:
-        self._data = data
+    An empty program copies all bytes. flexible: lengths are varints.
+    """
+
+    def __init__(self, frame: CopiedFrame, program: tuple[int, ...], rebuilt: WireFrame, *, flexible: bool) -> None:
+        self._frame = frame
+        self._data = frame.data
+        self._most = min(frame.first.frame_bytes, _MOST_FRAME_BYTES)  # length or count of a field
         self._at = 0
         self._program = program
         self._flexible = flexible
@@ -149,16 +159,16 @@ class _CopyProgramRun:
         self._left: list[int] = []  # elements of the arrays and tag sections around the op
         self._tag = _NO_TAG
 
-    def rebuild(self, *, client_id: bool) -> bool:
+    def rebuild(self) -> bool:
         """Add the body as far as the data reaches; return True if that is all of it."""
         try:
-            self._run(client_id=client_id)
+            self._run()
         except _EndedError:
             return False
         return True
 
-    def _run(self, *, client_id: bool) -> None:
-        if client_id:
+    def _run(self) -> None:
+        if not self._frame.response:  # the client id
             length = int.from_bytes(self._copy(2), "big", signed=True)
             self._copy(max(length, 0))
         op_at = 0
@@ -169,8 +179,9 @@ class _CopyProgramRun:
             op_at = self._step(op_at, Op(kind), operand)
         self._copy(len(self._data) - self._at)
 
-    def add_least_body(self, api_key: int, version: int) -> None:
+    def add_least_body(self) -> None:
         """Add the shortest body of a request that a reader accepts, whose first text or bytes are withheld."""
+        api_key, version = self._frame.first.api_key, self._frame.first.api_version
         if self._flexible:
             self._rebuilt.parts.append(b"\0")  # tagged fields of the header
         self._add_least(fields_of(apis()[api_key], response=False, version=version), version)
@@ -249,7 +260,7 @@ class _CopyProgramRun:
     def _string(self, operand: int) -> None:
         width = operand & ~HIDDEN
         length = self._count(width)
-        if operand & HIDDEN:
+        if operand & HIDDEN and not length:  # rules of another release may have copied it
             self._hide(0 if self._flexible else width)
         else:
             self._copy(length)
@@ -271,9 +282,10 @@ class _CopyProgramRun:
 
     def _count(self, width: int) -> int:
         """Copy a length or count, a varint plus one or `width` bytes, and return it; null is 0."""
-        if self._flexible:
-            return max(self._varint() - 1, 0)
-        return max(int.from_bytes(self._copy(width), "big", signed=True), 0)
+        value = self._varint() - 1 if self._flexible else int.from_bytes(self._copy(width), "big", signed=True)
+        if value > self._most:
+            raise _EndedError
+        return max(value, 0)
 
     def _varint(self) -> int:
         try:

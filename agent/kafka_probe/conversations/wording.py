@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.events import codec_name
-from kafka_probe.protocol.archive_compatibility import copied_bodies
+from kafka_probe.protocol.archive_compatibility import copied_bodies, unknown_rules
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
 from kafka_probe.protocol.schemas import apis
@@ -129,7 +129,7 @@ def _errors(frame: CopiedFrame) -> Iterator[str]:
 
 def _state(frame: CopiedFrame) -> Iterator[str]:
     if copied_bodies(frame.first.copy_rules) is None:
-        yield f"copied by rules {frame.first.copy_rules}, which this release does not know; a newer one reads it"
+        yield unknown_rules(frame.first.copy_rules)
         return
     if not frame.whole:
         yield "a part of the frame is missing"

@@ -1,9 +1,10 @@
 """Builds copy programs: ops by which the kernel copies the allowed parts of a body, from Kafka's own definition.
 
-Op is enum op of bpf/maps.h, which defines each op. Record sets, opaque bytes, HIDDEN strings of copy_rules.py, and
-tagged fields that the version does not have are not copied. Neighboring fields of fixed size are one op. In flexible
-versions, and in bodies with record sets, a program covers all fields, and bytes behind the last field are not copied.
-In other bodies it ends with the last field that is not copied whole; the kernel then copies the rest of the body.
+Op is enum op of bpf/maps.h, which defines each op. Record sets, opaque bytes, HIDDEN strings of kernel_allow_list.py,
+and tagged fields that the version does not have are not copied. Neighboring fields of fixed size are one op. In
+flexible versions, and in bodies with record sets, a program covers all fields, and bytes behind the last field are not
+copied. In other bodies it ends with the last field that is not copied whole; the kernel then copies the rest of the
+body.
 """
 
 from __future__ import annotations

@@ -111,6 +111,30 @@ def test_comments_name_client_library_process_and_hosts_and_nothing_has_an_effec
     assert resets == [["10.1.0.2", "9093"]]
 
 
+def test_conditions_on_frames_choose_among_the_connections_of_a_client(tables: Path, tmp_path: Path) -> None:
+    result = export(tables, "--client", "*", "--correlation-id", "8", "--pcapng", str(tmp_path / "none"))
+    assert "No frame matches" in str(result.exception)
+    result = export(tables, "--client", "*", "--correlation-id", "7", "--pcapng", str(tmp_path / "both"))
+    assert len(tshark(tmp_path / "both", "frame.number", only="tcp.flags.syn == 1 && tcp.flags.ack == 0")) == 2
+    result = export(tables, "--client", "*", "--limit", "1", "--pcapng", str(tmp_path / "one"))
+    assert result.stderr.startswith("7 packets.")
+
+
+def test_a_client_id_with_a_line_break_is_one_line_of_a_message(tables: Path) -> None:
+    assert "a\\x1b[31m\\nb" in str(export(tables, "--client", "absent", "--pcapng", "-").exception)
+
+
+def test_many_comments_are_shortened_and_count_towards_the_size_of_the_file() -> None:
+    connection, stream = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
+    output = CaptureFile(stream, 10_000)
+    wire = WireFrame([b"head"], ["c" * 400] * 5000)
+    (packet,) = connection.frame(1, 1, wire, 4, response=True)
+    assert output.write(packet)
+    assert b"4980 more comments on this frame are left out" in stream.getvalue()
+    assert not output.write(packet)
+    assert len(stream.getvalue()) < 10_000
+
+
 def test_two_exports_are_equal_and_standard_output_is_a_file(tables: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for file in (first, second):
@@ -136,7 +160,7 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
     connection = PacketMaker(*ends("[::1]:40000", "[::1]:9093"), 1, 1)
     file = tmp_path / "large.pcapng"
     with file.open("wb") as stream:
-        output = CaptureFile(stream)
+        output = CaptureFile(stream, 1 << 30)
         for message in (asked, answered, asked, answered):
             frame, size = copied(message), len(message.frame())
             sequence = connection.sequence(response=message.response)
@@ -149,7 +173,7 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
 
 def test_a_gigabyte_of_responses_is_a_small_file() -> None:
     connection, stream = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
-    output, size = CaptureFile(stream), 100 << 20
+    output, size = CaptureFile(stream, 1 << 30), 100 << 20
     for _ in range(10):
         wire = WireFrame([b"head", Zeros(size - 4)])
         for packet in connection.frame(1, connection.sequence(response=True), wire, size, response=True):
@@ -157,7 +181,9 @@ def test_a_gigabyte_of_responses_is_a_small_file() -> None:
     assert len(stream.getvalue()) < 5_000_000
 
 
-@pytest.mark.parametrize("text", [None, "", "10.0.0.1", "broker:9092", "10.0.0.1:70000", "10.0.0.1:-1", "[::1]:x"])
+@pytest.mark.parametrize(
+    "text", [None, "", "10.0.0.1", "broker:9092", "10.0.0.1:70000", "10.0.0.1:-1", "[::1]:x", "[fe80::1%x]:1"]
+)
 def test_a_text_that_is_no_endpoint_is_none(text: str | None) -> None:
     assert Endpoint.of(text) is None
 

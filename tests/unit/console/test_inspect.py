@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+import kafka_probe
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol import archive_compatibility
@@ -206,6 +207,16 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
 
 def test_the_rules_of_this_release_are_in_the_table() -> None:
     assert archive_compatibility.TABLE.read_text() == archive_compatibility.build()
+
+
+def test_a_release_keeps_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text(f"# Changelog\n\n## [{kafka_probe.__version__}] - 2026-12-01\n")
+    monkeypatch.setattr(archive_compatibility, "_CHANGELOG", changelog)
+    assert archive_compatibility.build() == archive_compatibility.TABLE.read_text()
+    monkeypatch.setattr(archive_compatibility, "rules_hash", lambda: "changed")
+    with pytest.raises(ValueError, match="raise the version first"):
+        archive_compatibility.build()
 
 
 def test_what_matters_of_each_api_is_named(archive: Archive) -> None:

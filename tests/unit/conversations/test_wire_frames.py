@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kafka_probe.conversations.copied_frames import CUT, CopiedFrame
 from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, LIMITS
+from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, LIMITS, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, apis
 from tests.builders.copied import copied
 from tests.builders.trees import CLIENT_ID, Records, generated, message_of
@@ -105,8 +107,50 @@ def test_fields_that_are_longer_than_one_length_can_say_share_the_bytes() -> Non
     assert [part.size for part in rebuilt.parts if isinstance(part, Zeros)] == [32_767, 32_767, 80_000 - 2 * 32_767]
 
 
+@pytest.mark.parametrize("length", [b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f"])
+def test_a_length_that_no_frame_has_ends_the_body(length: bytes) -> None:
+    partitions = [{"Index": 0, "Records": Records(bytes(40))}]
+    tree = {"ClientId": CLIENT_ID, "Acks": 1, "TopicData": [{"Name": "orders", "PartitionData": partitions}]}
+    message = message_of("Produce", False, 9, tree)
+    at = message.left.rindex(b"\x29")  # the varint of 40 bytes
+    rebuilt = wire_frame(copied(message, message.left[:at] + length + bytes(24)))
+    assert rebuilt.known_bytes == len(message.frame())
+
+
+@pytest.mark.parametrize("api", [api for api in apis().values() if api.name in HEADER_ONLY], ids=lambda api: api.name)
+def test_a_version_that_this_release_does_not_know_has_its_size(api: Api) -> None:
+    frame = copied(generated(api, False, api.versions[-1], 1))
+    newer = CopiedFrame(frame.first._replace(api_version=99), frame.data, whole=True, copied_all=False)
+    assert wire_frame(newer).known_bytes == frame.first.frame_bytes
+
+
+def test_rules_that_this_release_does_not_know_leave_the_header_and_the_size() -> None:
+    frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "billing", "MemberId": "m"}))
+    newer = CopiedFrame(frame.first._replace(copy_rules="newer"), frame.data, whole=True, copied_all=True)
+    rebuilt = wire_frame(newer)
+    assert flat(rebuilt)[12:] == bytes(frame.first.frame_bytes - 12)
+    assert rebuilt.comments[0] == "copied by rules newer, which this release does not know; a newer one reads it"
+
+
+def test_a_field_that_rules_of_another_release_did_not_hide_is_there() -> None:
+    members = [{"MemberId": "m-1", "GroupInstanceId": None, "Reason": "rebalance"}]
+    message = message_of("LeaveGroup", False, 5, {"ClientId": CLIENT_ID, "GroupId": "billing", "Members": members})
+    wire = message.frame()
+    assert flat(wire_frame(copied(message, wire[12:]))) == wire
+
+
 @pytest.mark.parametrize("number", [-1, 1 << 40])
 def test_numbers_that_no_frame_has_are_no_error(number: int) -> None:
     frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "billing", "MemberId": "m"}))
     forged = frame.first._replace(frame_bytes=number, correlation_id=number, api_key=number, api_version=number)
     wire_frame(CopiedFrame(forged, frame.data, whole=True, copied_all=True))
+
+
+@given(
+    rule=st.sampled_from(copy_rules()), response=st.booleans(), data=st.binary(max_size=100), size=st.integers(0, 200)
+)
+def test_no_bytes_of_any_api_are_an_error(rule: CopyRule, response: bool, data: bytes, size: int) -> None:
+    first = copied(message_of("ApiVersions", response, 0, {})).first
+    forged = first._replace(api_key=rule.api_key, api_version=rule.api_version, frame_bytes=size)
+    rebuilt = wire_frame(CopiedFrame(forged, data, whole=True, copied_all=True))
+    assert rebuilt.known_bytes <= max(size, 12)
