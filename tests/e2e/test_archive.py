@@ -84,7 +84,7 @@ def test_all_frames_of_both_ends_are_archived_in_their_order_with_what_was_copie
         of_side = [one for one in samples if one["side"] == side and one["part"] == 0]
         ids = [(one["correlation_id"], one["flags"] & RESPONSE) for one in of_side]
         assert ids[-2 * 199 :] == [(number, response) for number in range(1, 200) for response in (0, 1)]
-        times = [one["ns"] for one in of_side]
+        times = [one["monotonic_ns"] for one in of_side]
         assert times == sorted(times)
     client, server = ([one["data"] for one in samples if one["side"] == side] for side in ("client", "server"))
     assert client[-400:] == server[-400:]
