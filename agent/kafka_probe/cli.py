@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kafka_probe.agent import Agent
+    from kafka_probe.follow_packets import PacketStream
     from kafka_probe.server.server import Server
     from kafka_probe.sinks.sink import Sink
 
@@ -187,17 +188,31 @@ Examples:
 @click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id")
 @click.option("--api", metavar="PATTERN", help="only frames of these APIs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per frame")
+@click.option("--pcapng", metavar="FILE", help="write packets for Wireshark; -: to standard output")
+@click.option("--pcapng-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="most of the file")
 @click.option("-v", "--verbose", is_flag=True, help="show more items of each list")
-def follow(file: Path | None, *, as_json: bool, verbose: bool, **flags: str | None) -> None:
+def follow(
+    file: Path | None, *, as_json: bool, pcapng: str | None, pcapng_bytes: int, verbose: bool, **flags: str | None
+) -> None:
     """Show connections as people read them: each request with its response, pauses and the end."""
     from kafka_probe.follow import FollowSink, follow_settings
 
     choice = {name: flags.pop(name) for name in ("client", "workload", "pid", "address", "connection", "api")}
     config = follow_settings(_configured(flags, file, {"log_level": "warning"}), choice)
-    sink = FollowSink(as_json=as_json, verbose=verbose, notice=_to_stderr, ports=_ports(config))
-    if sys.stderr.isatty():
-        _to_stderr(f"Attaching to the kernel, then watching {_ports(config)} ...")
-    _watch(config, sink, archive_sink=sink)
+    if as_json and pcapng is not None:
+        raise UsageError("Use one of --json and --pcapng.")
+    with _capture_file(pcapng, pcapng_bytes) as (packets, descriptor):
+        sink = FollowSink(
+            as_json=as_json,
+            verbose=verbose,
+            notice=_to_stderr,
+            ports=_ports(config),
+            packets=packets,
+            descriptor=descriptor,
+        )
+        if sys.stderr.isatty():
+            _to_stderr(f"Attaching to the kernel, then watching {_ports(config)} ...")
+        _watch(config, sink, archive_sink=sink)
 
 
 @commands.command()
@@ -283,6 +298,24 @@ def _archive_sink(config: Config, sink: Sink) -> Sink | None:
 
     waiting = {"sink_buffer_bytes": ARCHIVE_WAITING_BYTES, "spool_dir": None}
     return KafkaSink(config.model_copy(update={"topic": config.archive_topic, **waiting}))
+
+
+@contextmanager
+def _capture_file(name: str | None, most_bytes: int) -> Iterator[tuple[PacketStream | None, int]]:
+    """Open a capture file; yield its contents, or None without a name, and the descriptor to write to."""
+    from kafka_probe.sinks.stdout import STDOUT
+
+    if name is None:
+        yield None, STDOUT
+        return
+    if name == "-" and sys.stdout.isatty():
+        raise UsageError("Packets are no text: pipe them, as in --pcapng - | wireshark -k -i -")
+    try:
+        from kafka_probe.follow_packets import PacketStream
+    except ImportError as error:
+        raise UsageError(f"Install kafka-probe[console] for --pcapng: {error.name} is missing.") from None
+    with click.open_file(name, "wb", lazy=True) as file:
+        yield PacketStream(most_bytes), file.fileno()
 
 
 def _server(config: Config) -> Server | None:

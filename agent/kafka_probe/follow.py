@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kafka_probe.config import Config
     from kafka_probe.connections.connection import Connection
     from kafka_probe.events import CloseEvent, ConnectionFacts, Event, FramesEvent
+    from kafka_probe.follow_packets import PacketStream
 
 BYTES_PER_S = 4 << 20
 """Most bytes of frames per second; `archive_rate` counts samples beyond it."""
@@ -71,7 +72,7 @@ class _Followed:
 
 
 class FollowSink(StdoutSink):
-    """Prints conversations, or their frames as JSON lines.
+    """Prints conversations, or their frames as JSON lines, or `packets` as a capture file.
 
     `connections`, if set, returns the open connections. notice: called with a sentence if frames are lost, or if there
     is nothing to show. ports: a text about the watched ports.
@@ -84,6 +85,7 @@ class FollowSink(StdoutSink):
         verbose: bool = False,
         notice: Callable[[str], None] = lambda _: None,
         ports: str = "all ports",
+        packets: PacketStream | None = None,
         descriptor: int = STDOUT,
     ) -> None:
         self.connections: Callable[[], Sequence[Connection]] = lambda: ()
@@ -91,6 +93,7 @@ class FollowSink(StdoutSink):
         self._verbose = verbose
         self._notice = notice
         self._ports = ports
+        self._packets = packets
         self._quiet_intervals: int | None = 0  # None: something was shown, or the notice was given
         self._joiner = Joiner()
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
@@ -100,12 +103,16 @@ class FollowSink(StdoutSink):
         self._last: str | None = None  # the connection whose lines were printed last
         self._terminal = Terminal(descriptor)
         super().__init__(descriptor=descriptor, buffer_bytes=BUFFER_BYTES)
+        if packets:
+            self.write([packets.beginning()])
 
     def send(self, events: Sequence[Event]) -> None:
         for event in events:
             match event["kind"]:
                 case "frames":
                     self._take(event)
+                case "open" if self._packets:
+                    self._packets.note_open(event)
                 case "close":
                     conn_id = event["conn_id"] or ""
                     if conn_id in self._followed:
@@ -115,6 +122,9 @@ class FollowSink(StdoutSink):
 
     def close(self, timeout_s: float) -> None:
         self._print(self._interval(over=True))
+        if self._packets:
+            self._notice(self._packets.summary())
+            self._packets = None
         super().close(timeout_s)
 
     def _take(self, event: FramesEvent) -> None:
@@ -142,7 +152,11 @@ class FollowSink(StdoutSink):
         while len(self._followed) > MOST_FOLLOWED:
             conn_id, leaving = self._followed.popitem(last=False)
             unfinished = self._joiner.rest_of(leaving.first.agent_id, conn_id)
+            if self._packets:
+                self._packets.forget(conn_id)
             self._left_out += len(leaving.frames) + leaving.conversation.waiting + sum(1 for _ in unfinished)
+        if self._packets and self._packets.full:
+            self.on_closed()
         if self._left_out:
             self._notice(f"{self._left_out} frames or parts left out in this interval: choose fewer connections.")
         lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _OF_FRAMES]
@@ -173,8 +187,8 @@ class FollowSink(StdoutSink):
             if facts or followed.waited == _INTERVALS_WAITED:
                 followed.end = _end_of(facts, followed.first)
 
-    def _interval(self, *, over: bool = False) -> Iterator[str]:
-        """Yield the lines of all connections that have new frames, or an end. over: no interval follows."""
+    def _interval(self, *, over: bool = False) -> Iterator[str | bytes]:
+        """Yield the lines or packets of all connections that have new frames, or an end. over: no interval follows."""
         until_ns, until_s = time.monotonic_ns() - SILENCE_NS, time.thread_time() + RENDER_S
         for conn_id, followed in sorted(self._followed.items(), key=lambda item: item[1].since_ns):
             if over:
@@ -187,7 +201,9 @@ class FollowSink(StdoutSink):
             if closed:
                 del self._followed[conn_id]
             frames = self._in_time(followed.frames, until_s)
-            if self._as_json:
+            if self._packets:
+                yield from self._packets.packets(followed.end, followed.first, frames, closed)
+            elif self._as_json:
                 yield from (as_json(row(frame, followed.end)).decode() for frame in frames)
             else:
                 yield from self._block(conn_id, followed, _lines(followed.conversation, frames, closed, until_ns, over))
@@ -212,13 +228,15 @@ class FollowSink(StdoutSink):
             followed.introduced, self._last = True, conn_id
             yield line
 
-    def _print(self, lines: Iterable[str]) -> bool:
-        """Queue lines; return True if there were any."""
+    def _print(self, output: Iterable[str | bytes]) -> bool:
+        """Queue lines and packets; return True if there were any."""
         shown = False
-        for line in lines:
+        for part in output:
             shown = True
-            fitted = line if self._as_json else self._terminal.fitted(printable(line, LINE_LIMIT))
-            self.write([f"{fitted}\n".encode()])
+            if isinstance(part, str):
+                fitted = part if self._as_json else self._terminal.fitted(printable(part, LINE_LIMIT))
+                part = f"{fitted}\n".encode()
+            self.write([part])
         return shown
 
     def _nothing(self) -> str:

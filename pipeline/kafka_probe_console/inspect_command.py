@@ -6,7 +6,7 @@ import csv
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,10 +16,6 @@ from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.period import period
 from kafka_probe_console.waiting import Waiting
 
-if TYPE_CHECKING:
-    from kafka_probe_console.export import Written
-
-_KAFKA_PORT = 9092  # which Wireshark knows
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -53,6 +49,14 @@ Examples:
 )
 @click.option("--pcapng", metavar="FILE", help="write connections as packets for Wireshark; -: to standard output")
 @click.option("--pcapng-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="most of the file")
+@click.option(
+    "--end",
+    "capture_end",
+    type=click.Choice(["client", "server", "both"]),
+    default="client",
+    show_default=True,
+    help="end of each connection for --pcapng; the other one if only that was archived",
+)
 @click.option("--count", is_flag=True, help="print only the number of frames")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most frames or connections")
 @click.option("--sort", type=click.Choice(["time", "latency", "bytes"]), default="time", show_default=True)
@@ -68,6 +72,7 @@ def inspect(
     limit: int,
     pcapng: str | None,
     pcapng_bytes: int,
+    capture_end: str,
     *,
     conversation: bool,
     count: bool,
@@ -104,9 +109,9 @@ def inspect(
             found = selection.ends_with_frames(tables, asked, found, limit)
             if pcapng:
                 with click.open_file(pcapng, "wb", lazy=True) as file:
-                    written = export.write(tables, found, file, limit, pcapng_bytes)
+                    summary = export.write(tables, found, file, capture_end, limit, pcapng_bytes)
                 waiting.end()
-                _report(written)
+                click.echo(summary, err=True)
                 return
             _print(waiting.until_first(rendering.of_connections(tables, found, limit, verbose=verbose)))
         else:
@@ -122,14 +127,6 @@ def inspect(
                     writer.writerow(map(_cell, row.values()))
             else:
                 _print(waiting.until_first(rendering.lines(tables, frames, verbose=verbose)))
-
-
-def _report(written: Written) -> None:
-    """Print what a capture file contains to standard error."""
-    decode_as = " ".join(f"-d tcp.port=={port},kafka" for port in written.ports if port != _KAFKA_PORT)
-    ended = "" if written.complete else " The file has as many bytes as --pcapng-bytes allows, and ends early."
-    read = f" Read them with {decode_as}" if decode_as else ""
-    click.echo(f"{written.packets:,} packets.{ended}{read}", err=True)
 
 
 def _cell(value: object) -> object:

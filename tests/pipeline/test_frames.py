@@ -95,7 +95,7 @@ def test_the_sequence_of_samples_is_what_the_agent_sent_also_after_hours_were_me
 ) -> None:
     fed = Fed(archive={"archive": "all"})
     fed.see(*(opened(conn, rx_base=conn, tx_base=2) for conn in range(1, 4)))
-    for number in range(600):
+    for number in range(300):
         samples = stream(request(ApiKey.METADATA, 12, number % 3 + 1), response(ApiKey.METADATA, 12, number % 3 + 1))
         samples["correlation_id"], samples["ts_ns"] = number, number * 10**6
         fed.see(samples)

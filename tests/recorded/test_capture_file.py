@@ -15,12 +15,12 @@ import pytest
 
 from kafka_probe.capture.sample import SAMPLE, SampleKind
 from kafka_probe.connections.identity import read_open
+from kafka_probe.conversations.capture_file import CaptureFile
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, joined
+from kafka_probe.conversations.packets import Endpoint, PacketMaker
 from kafka_probe.conversations.wire_frames import wire_frame
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe.protocol.schemas import apis
-from kafka_probe_console.capture_file import CaptureFile
-from kafka_probe_console.packets import Endpoint, PacketMaker
 from tests.builders.recordings import Frame
 from tests.lab.capture import Capture
 from tests.lab.processes import free_port, wait_until

@@ -10,21 +10,25 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from kafka_probe import follow
+from kafka_probe import cli, follow
 from kafka_probe.config import Config, load
 from kafka_probe.conversations.terminal import Terminal
 from kafka_probe.errors import UsageError
 from kafka_probe.follow import FollowSink, follow_settings
+from kafka_probe.follow_packets import PacketStream
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.setting_types import ArchiveFilter
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 from tests.builders.messages import CLIENT_ID
 from tests.builders.samples import Samples, closed, gone, opened, produced_without_acks, request, response, stream
+from tests.lab.tshark import packets as tshark
 
 METADATA, HEARTBEAT = ApiKey.METADATA, ApiKey.HEARTBEAT
 HOSTILE = "a\x1b[31m[/x]\n"
@@ -50,16 +54,19 @@ def ns_ago(ago_s: float) -> int:
 class Follower:
     """An agent that is fed samples, the sink of `follow`, and what this prints."""
 
-    def __init__(self, *, as_json: bool = False, **choice: str) -> None:
+    def __init__(self, packets: PacketStream | None = None, *, as_json: bool = False, **choice: str) -> None:
         settings = {"archive": "all", "recorder_bytes": 0, "archive_filter": ArchiveFilter(**choice)}
         self.fed = Fed(archive=settings)
         self.notices: list[str] = []
         self.read, self.written = os.pipe()
-        self.sink = FollowSink(as_json=as_json, notice=self.notices.append, descriptor=self.written)
+        self.sink = FollowSink(as_json=as_json, notice=self.notices.append, packets=packets, descriptor=self.written)
         self.sink.connections = self.fed.agent.connections
 
     def interval(self, *samples: Samples) -> list[str]:
         """Return the lines that are printed after these samples."""
+        return self.interval_bytes(*samples).decode().splitlines()
+
+    def interval_bytes(self, *samples: Samples) -> bytes:
         before = len(self.fed.sink.events), len(self.fed.archive_sink.events)
         if samples:
             self.fed.see(*samples)
@@ -68,17 +75,22 @@ class Follower:
         self.sink.send(self.fed.sink.events[before[0] :])  # type: ignore[arg-type]
         return self.printed()
 
-    def printed(self) -> list[str]:
+    def printed(self) -> bytes:
         self.sink.write([b"end\n"])
-        text = ""
-        while not text.endswith("end\n"):
-            text += os.read(self.read, 1 << 16).decode()
-        return text.splitlines()[:-1]
+        output = b""
+        while not output.endswith(b"end\n"):
+            output += os.read(self.read, 1 << 16)
+        return output.removesuffix(b"end\n")
 
     def close(self) -> None:
         self.sink.close(1)
         os.close(self.read)
         os.close(self.written)
+
+
+@pytest.fixture(autouse=True)
+def rendered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RENDER_S", 10.0)
 
 
 @pytest.fixture
@@ -147,7 +159,7 @@ def test_lines_of_several_connections_are_below_their_names(followed: Follower) 
     ],
 )
 def test_all_conditions_of_the_choice_have_to_match(choice: dict[str, str], ids: set[int]) -> None:
-    with closing(Follower(as_json=True, **choice)) as follower:
+    with closing(Follower(None, as_json=True, **choice)) as follower:
         lines = follower.interval(
             opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2),
             opened(2, server_side=True, local=("10.0.0.1", 9092), peer=("10.9.9.9", 555), rx_base=5, tx_base=6),
@@ -279,3 +291,34 @@ def test_lines_are_fitted_to_a_terminal_and_to_nothing_else(monkeypatch: pytest.
     assert Terminal(write).fitted(line) == line
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 30, 600])
+def test_packets_are_a_capture_file_while_they_pass(most_bytes: int, tmp_path: Path) -> None:
+    with closing(Follower(PacketStream(most_bytes))) as follower:
+        stopped: list[bool] = []
+        follower.sink.on_closed = lambda: stopped.append(True)
+        first = follower.interval_bytes(
+            opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=2000, tx_base=1000), exchange(1), exchange(2)
+        )
+        ending = closed(1, ts_ns=ns_ago(0), error=104, first_state=7, closing_ns=ns_ago(0), sent_ns=ns_ago(30))
+        last = follower.interval_bytes(ending, gone(1))
+    file = tmp_path / "live.pcapng"
+    file.write_bytes(first + last)
+    rows = tshark(file, "tcp.flags.str", "frame.comment")
+    flags = [row[0].strip("·") for row in rows]
+    assert flags[:3] == ["S", "A··S", "A"]
+    assert f"client {CLIENT_ID}" in rows[0][1]
+    assert "billing" in rows[0][1]
+    if most_bytes > 600:
+        assert [flag.replace("·", "") for flag in flags[3:]] == ["AP"] * 4 + ["AR"]
+        assert follower.notices == ["8 packets."]
+        assert not stopped
+    else:
+        assert stopped
+        assert "ends early" in follower.notices[-1]
+
+
+def test_packets_and_json_are_not_both_written() -> None:
+    result = CliRunner().invoke(cli.follow, ["--json", "--pcapng", "-"])
+    assert str(result.exception) == "Use one of --json and --pcapng."

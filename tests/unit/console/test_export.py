@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tracemalloc
 from collections.abc import Sequence
 from io import BytesIO
@@ -12,18 +11,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kafka_probe.conversations.capture_file import CaptureFile
 from kafka_probe.conversations.copied_frames import CopiedFrame
+from kafka_probe.conversations.packets import Endpoint, PacketMaker
 from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe_console.capture_file import CaptureFile
 from kafka_probe_console.inspect_command import inspect
-from kafka_probe_console.packets import Endpoint, PacketMaker
 from tests.builders.copied import copied
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.samples import closed, gone, opened, request, response
 from tests.builders.tables import write_tables
 from tests.builders.trees import CLIENT_ID, Records, message_of
+from tests.lab.tshark import packets as tshark
 
 ISN = 1000
 HOSTILE = "a\x1b[31m\nb"
@@ -64,14 +64,6 @@ def ends(client: str, server: str) -> tuple[Endpoint, Endpoint]:
     assert found[0]
     assert found[1]
     return found[0], found[1]
-
-
-def tshark(file: Path, *fields: str, only: str = "") -> list[list[str]]:
-    """Return the values of fields of each packet."""
-    command = ["tshark", "-r", str(file), "-d", "tcp.port==9093,kafka", "-T", "fields"]
-    command += [*(("-Y", only) if only else ()), *(part for field in fields for part in ("-e", field))]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    return [line.split("\t") for line in output.split("\n")[:-1]]
 
 
 def test_a_connection_has_its_handshake_its_frames_and_its_end(tables: Path, tmp_path: Path) -> None:
@@ -133,6 +125,30 @@ def test_many_comments_are_shortened_and_count_towards_the_size_of_the_file() ->
     assert b"4980 more comments on this frame are left out" in stream.getvalue()
     assert not output.write(packet)
     assert len(stream.getvalue()) < 10_000
+
+
+def test_the_end_is_chosen_where_both_ends_were_archived(tmp_path: Path) -> None:
+    fed = Fed(archive={"archive": "all"})
+    client, server = ("10.1.0.1", 40_001), ("10.1.0.2", 9093)
+    for conn, of_server in ((1, False), (2, True)):
+        local, peer = (server, client) if of_server else (client, server)
+        tx_base, rx_base = (2 * ISN, ISN + 1) if of_server else (ISN, 2 * ISN)
+        fed.see(opened(conn, local=local, peer=peer, server_side=of_server, tx_base=tx_base, rx_base=rx_base))
+        asked = request(ApiKey.METADATA, 8, conn, client_id=CLIENT_ID, correlation_id=7)
+        asked["ts_ns"], asked["tcp_seq"] = conn * SECOND_NS, ISN + 1
+        asked["frame_bytes"] = 12 + sum(asked["size"].tolist())
+        fed.see(asked)
+    fed.report()
+    write_tables(tmp_path, fed.sink.events, fed.archive_sink.events)
+    seen: dict[str, list[tuple[str, float]]] = {}
+    for end in ("client", "server", "both"):
+        export(tmp_path, "--pcapng", str(tmp_path / end), "--end", end)
+        rows = tshark(tmp_path / end, "frame.interface_name", "frame.time_epoch", only="tcp.len > 0")
+        seen[end] = [(name, float(time_s)) for name, time_s in rows]
+    assert seen["both"] == [*seen["client"], *seen["server"]]
+    ((at_client, client_s),), ((at_server, server_s),) = seen["client"], seen["server"]
+    assert (at_client, at_server) == ("client's end", "server's end")
+    assert client_s < server_s
 
 
 def test_two_exports_are_equal_and_standard_output_is_a_file(tables: Path, tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Makes the packets of one end of a connection from its facts and frames, as far as these are known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+from kafka_probe.conversations.conversation import ConnectionEnd
+from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample
+from kafka_probe.conversations.packets import Endpoint, Packet, PacketMaker
+from kafka_probe.conversations.wire_frames import wire_frame
+
+_FLOW_ID = re.compile("([0-9a-f]{8})([0-9a-f]{8})")  # sequence numbers of the first payload of client and server
+
+
+class ConnectionPackets:
+    """The packets of one connection in the order of its life. The first one has comments on the connection.
+
+    own: the endpoint at which the frames were seen; node: its host; server_side: they were seen at the
+    server's end; server_port: the port of the broker.
+    """
+
+    def __init__(self, own: Endpoint, other: Endpoint, end: ConnectionEnd, first: CopiedSample) -> None:
+        self.server_side = first.side == "server"
+        client, server = (other, own) if self.server_side else (own, other)
+        known = _FLOW_ID.fullmatch(end.flow_id or "")
+        bases = (int(known[1], 16), int(known[2], 16)) if known else (None, None)
+        self._maker = PacketMaker(client, server, *bases)
+        self._first_us = self._last_us = first.ts_us
+        self._comments: tuple[str, ...] = (
+            f"client {end.client_id or 'without id'}",
+            end.software or "unknown library",
+            end.owner or "unknown process",
+        )
+        self.own = own
+        self.node = first.node
+        self.server_port = server.port
+
+    @classmethod
+    def of(cls, end: ConnectionEnd, first: CopiedSample) -> Self | None:
+        """Return the packets of an end with this first sample; None if an address is not known."""
+        own, other = Endpoint.of(end.local), Endpoint.of(end.peer)
+        return cls(own, other, end, first) if own and other else None
+
+    def comment(self, comments: Iterable[str]) -> None:
+        """Add comments to the first packet, which must not have been made."""
+        self._comments = (*self._comments, *comments)
+
+    def opened(self, ts_us: int) -> Iterator[Packet]:
+        """Yield the handshake; nothing if the sequence numbers are not known."""
+        yield from self._commented(self._maker.handshake(min(ts_us, self._first_us)))
+
+    def frame(self, frame: CopiedFrame) -> Iterator[Packet]:
+        """Yield the packets of a frame."""
+        first = frame.first
+        self._last_us = max(self._last_us, first.ts_us)
+        wire, size = wire_frame(frame), first.frame_bytes
+        yield from self._commented(self._maker.frame(first.ts_us, first.tcp_seq, wire, size, response=frame.response))
+
+    def closed(self, how: str, closed_by: str, closing_us: int, closed_us: int) -> Iterator[Packet]:
+        """Yield the packets of the end of the connection, from fields of `close`; times are µs since epoch."""
+        by_server = (closed_by == "local") == self.server_side
+        closing_us, closed_us = max(closing_us, self._last_us), max(closed_us, self._last_us)
+        if how == "fin":
+            yield self._maker.fin(closing_us, of_server=by_server)
+            yield self._maker.fin(closed_us, of_server=not by_server)
+        elif how in ("rst_sent", "rst_received"):
+            yield self._maker.reset(closing_us, of_server=by_server)
+
+    def _commented(self, packets: Iterable[Packet]) -> Iterator[Packet]:
+        for packet in packets:
+            yield packet._replace(comments=(*self._comments, *packet.comments)) if self._comments else packet
+            self._comments = ()
