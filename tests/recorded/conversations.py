@@ -14,6 +14,7 @@ from tests.lab.java import SHORT_LIVED, java
 
 RECORDS = 40
 TOPICS = ("orders", "payments")
+ROLES = ("produce", "consume")
 Command = list[str]
 
 
@@ -114,6 +115,13 @@ _SHARE_CONSUMER = (
 
 CONVERSATIONS: dict[str, Conversation] = {
     "kafka-python": Conversation((_at_once(_python("kafka_python", "produce"), _python("kafka_python", "consume")),)),
+    # As of brokers of these releases: tshark knows the versions of their time.
+    **{
+        f"kafka-python-as-of-{release}": Conversation(
+            (_at_once(*(_python("kafka_python", role, f"api_version={release}") for role in ROLES)),)
+        )
+        for release in ("0.11", "1.0", "1.1", "2.0", "2.1", "2.3", "2.4")
+    },
     "kafka-python-acks-0": Conversation((_at_once(_python("kafka_python", "produce", "acks=0")),)),
     "librdkafka": Conversation((_at_once(_python("librdkafka", "produce"), _python("librdkafka", "consume")),)),
     "librdkafka-consumer-protocol": Conversation(

@@ -137,7 +137,7 @@ def check_records(seen: Seen, body: Any) -> None:
     assert found.get(MeasureKind.BATCH_PRODUCER_ID, []) == [each[0].producer_id for each in batches]
     assert found.get(MeasureKind.BATCH_PRODUCER_EPOCH, []) == [each[0].producer_epoch for each in batches]
     assert [(each.codec, each.transactional, each.control) for each in seen.facts.record_sets] == [
-        (each[0].codec, any(batch.transactional for batch in each), any(batch.control for batch in each))
+        (each[-1].codec, any(batch.transactional for batch in each), any(batch.control for batch in each))
         for each in batches
     ]
 
