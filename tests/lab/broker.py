@@ -14,7 +14,7 @@ import struct
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,7 +44,8 @@ class Broker:
     `port`: 0 takes a free one. `listeners`: further ones, by security protocol. `properties` override
     server.properties. `keep`: it is stopped in order, and its data stay. `lasting`: for measurements and hours of work;
     other brokers use the JVM's quick compiler alone. `joins`: the first broker of the cluster that this one joins.
-    `stop`, `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
+    `within`: the words of a command that runs another command in a container. `stop`, `kill` and `start` may be called
+    in between: the ports and the data stay. The log is `log`.
 
     Raises:
         LabError: the broker did not start; the text ends with the log's tail.
@@ -62,6 +63,7 @@ class Broker:
         keep: bool = False,
         lasting: bool = False,
         joins: Broker | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.host = host
@@ -76,6 +78,7 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         self._listeners = listeners or {}
         self._joins = joins
+        self._within = within
         self._cluster_id: str = (
             joins._cluster_id if joins else urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         )
@@ -115,7 +118,7 @@ class Broker:
         options.append("-Djava.rmi.server.hostname=127.0.0.1")
         options += self._compiler
         command = java("kafka.Kafka", self._configuration, heap_mb=self._heap_mb, options=tuple(options))
-        self._process = start(command, log=self.log)
+        self._process = start([*self._within, *command], log=self.log)
         try:
             wait_until(self._is_ready, f"the broker on {self.bootstrap}", timeout_s=120, every_s=0.1)
         except LabError as error:

@@ -45,12 +45,16 @@ class Segment(NamedTuple):
 class Capture:
     """`with Capture(file, port):` captures every packet of the port from before the body to after its last one.
 
+    host: where the port listens; interface: the one that leads there, with Ethernet's headers.
+
     Raises:
         LabError: tcpdump could not start, or dropped packets.
     """
 
-    def __init__(self, file: Path, port: int) -> None:
+    def __init__(self, file: Path, port: int, host: str = "127.0.0.1", interface: str = "lo") -> None:
         self.file = file
+        self._host = host
+        self._interface = interface
         self._port = port
         self._log = file.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,7 +65,7 @@ class Capture:
             return
         with _Packets(self.file) as packets:
             deque(packets, maxlen=0)  # those that cannot be of the last connection
-            with socket.create_connection(("127.0.0.1", self._port)) as last:
+            with socket.create_connection((self._host, self._port)) as last:
                 mark: Address = last.getsockname()
 
             def has_ended() -> bool:
@@ -75,8 +79,9 @@ class Capture:
 
     def __enter__(self) -> Self:
         self._log.unlink(missing_ok=True)
-        command = ["tcpdump", "-i", "lo", "-s", "0", "-U", "-n", "-B", "65536", "-Z", "root", "-w", str(self.file)]
-        self._process = start([*command, f"tcp port {self._port}"], log=self._log)
+        settings = ("-s", "0", "-U", "-n", "-B", "65536", "-Z", "root", "-w", str(self.file))
+        command = ["tcpdump", "-i", self._interface, *settings, f"tcp port {self._port}"]
+        self._process = start(command, log=self._log)
         try:
             wait_until(lambda: "listening on" in self._log.read_text(), "tcpdump to listen", timeout_s=10)
         except LabError as error:

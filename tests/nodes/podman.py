@@ -34,12 +34,8 @@ network_config_dir = "{STORE}/networks"
 
 def podman(*arguments: str | Path, both: bool = False) -> str:
     """Return Podman's standard output, or both outputs. Raises `LabError`, which ends with its output."""
-    STORE.mkdir(parents=True, exist_ok=True)
-    configuration = STORE / "containers.conf"
-    configuration.write_text(_CONFIGURATION)
     done = subprocess.run(
-        ["podman", "--root", STORE / "root", "--runroot", STORE / "run", *arguments],
-        env={**os.environ, "CONTAINERS_CONF": str(configuration), "PATH": _PATH},
+        command(*arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if both else subprocess.PIPE,
         text=True,
@@ -49,6 +45,15 @@ def podman(*arguments: str | Path, both: bool = False) -> str:
         output = (done.stdout + (done.stderr or ""))[-4000:]
         raise LabError(f"podman {arguments[0]} ended with status {done.returncode}:\n{output}")
     return done.stdout
+
+
+def command(*arguments: str | Path) -> list[str | Path]:
+    """Return the command line of Podman with these arguments."""
+    STORE.mkdir(parents=True, exist_ok=True)
+    configuration = STORE / "containers.conf"
+    configuration.write_text(_CONFIGURATION)
+    variables = f"CONTAINERS_CONF={configuration}", f"PATH={_PATH}"
+    return ["env", *variables, "podman", "--root", STORE / "root", "--runroot", STORE / "run", *arguments]
 
 
 @contextmanager
