@@ -177,8 +177,8 @@ class Config(DaemonConfig):
     """look up new connections in this host's connection tracking, for the field nat of open events"""
     kubernetes: Literal["auto", "on", "off"] = "auto"
     """get the names of this node's pods from Kubernetes; auto: if in a pod; on: elsewhere too, with a kubeconfig"""
-    cmdline: bool = Field(True, json_schema_extra={"metavar": "on|off"})
-    """include command lines in events and pages, with *** for secrets that follow a known name; off: null"""
+    cmdline: bool = True
+    """include command lines in events and pages, with *** for secrets that follow a known name; false: null"""
     container_names: bool = False
     """read the names of containers from the files of Docker, podman, containerd and CRI-O, which may contain secrets"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
@@ -259,7 +259,7 @@ def default_of(field: FieldInfo) -> str:
         case None:
             return ""
         case bool() as yes:
-            return metavar_of(field).split("|")[0 if yes else 1]
+            return "true" if yes else "false"
         case value:
             return "" if field.default_factory else f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -24,7 +24,7 @@ DATA = ROOT / "docs" / "data"
 RECORDS, RATE = 600, 20.0
 FLAGS = ("--sink", "stdout", "--interval-s", "10", "--requests", "all")
 # As on a node of clients; command lines would name directories of this machine.
-NODE = ("--side", "client", "--node", "clients-1", "--cmdline", "off")
+NODE = ("--side", "client", "--node", "clients-1", "--cmdline", "false")
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ class ProcessFacts(TypedDict):
     cmdline: Annotated[
         str | None,
         "command line, arguments separated by spaces, cut at 1,024 characters, for ended processes at 92 bytes; "
-        "*** for values whose names mark them as secrets; null with `--cmdline off`",
+        "*** for values whose names mark them as secrets; null with `--cmdline false`",
     ]
     uid: Annotated[int | None, "real user id"]
     cgroup: Annotated[str | None, "path of the cgroup below its mount point"]

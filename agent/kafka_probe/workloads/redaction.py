@@ -2,7 +2,7 @@
 
 A secret is the text after a name such as `password`, in the same argument or in the next one, or the password of a URL.
 The hidden text ends with its argument: quotes inside an argument belong to the program that reads it. In doubt more is
-hidden. A secret without a name (`mysql -pX`, `curl -u user:X`) remains visible: only `--cmdline off` hides it.
+hidden. A secret without a name (`mysql -pX`, `curl -u user:X`) remains visible: only `--cmdline false` hides it.
 
 No library does this: those that are maintained search source code. detect-secrets 1.5.0 finds 141 of 250 secrets whole,
 which are five values in each form of test_redaction.py; this module hides all of them.
