@@ -16,6 +16,7 @@ from kafka_probe_console import selection
 from kafka_probe_console.errors import NothingFoundError
 from kafka_probe_console.tables import OpenTables
 
+SIDES = ("client", "server")
 BOTH = "both"
 
 
@@ -50,16 +51,15 @@ def _connections(
     for end in found:
         by_flow.setdefault(end.flow_id or (end.agent_id, end.conn_id), []).append(end)
     for ends in by_flow.values():
-        with_frames: list[tuple[ConnectionEnd, CopiedFrame, Iterator[CopiedFrame]]] = []
+        chosen: dict[str | None, tuple[ConnectionEnd, CopiedFrame, Iterator[CopiedFrame]]] = {}
         for end in ends:  # forged events may give one flow to any number of ends
             frames = selection.conversation(tables, end)
-            first = next(frames, None)
-            if first:
-                with_frames.append((end, first, frames))
-            if first and first.first.side == side:
-                with_frames = with_frames[-1:]
+            if first := next(frames, None):
+                chosen.setdefault(first.first.side, (end, first, frames))
+            if side in chosen or len(chosen) == len(SIDES):
                 break
-        for end, first, others in with_frames if side == BOTH else with_frames[:1]:
+        both = [chosen[each] for each in SIDES if each in chosen]
+        for end, first, others in both if side == BOTH else [chosen[side]] if side in chosen else both:
             if connection := ConnectionPackets.of(end, first.first):
                 yield end, connection, chain([first], others)
 

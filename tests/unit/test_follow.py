@@ -32,6 +32,7 @@ from tests.lab.tshark import packets as tshark
 
 METADATA, HEARTBEAT = ApiKey.METADATA, ApiKey.HEARTBEAT
 HOSTILE = "a\x1b[31m[/x]\n"
+MARK = b"\0end\n"
 
 
 def asked(correlation_id: int, conn: int = 1, *, api_key: int = METADATA, ago_s: float = 0.1, **of: Any) -> Samples:
@@ -76,11 +77,11 @@ class Follower:
         return self.printed()
 
     def printed(self) -> bytes:
-        self.sink.write([b"end\n"])
+        self.sink.write([MARK])
         output = b""
-        while not output.endswith(b"end\n"):
+        while not output.endswith(MARK):
             output += os.read(self.read, 1 << 16)
-        return output.removesuffix(b"end\n")
+        return output.removesuffix(MARK)
 
     def close(self) -> None:
         self.sink.close(1)

@@ -47,12 +47,13 @@ class CaptureFile:
     def announce(self, connection: ConnectionPackets) -> None:
         """Add the name of the host at which a connection was seen, if it fits."""
         self._ports[connection.server_port] = None
-        node, address = connection.node, connection.own.address
-        if node is None or address.is_loopback or address in self._named or not self._take([node]):
+        address = connection.own.address
+        node = printable(connection.node or "", _NAME_CHARACTERS)
+        if not node or address.is_loopback or address in self._named or not self._take([node]):
             return
         self._named.add(address)
         kind = _IPV4 if address.version == 4 else _IPV6
-        record = {"type": kind, "address": str(address), "names": [printable(node, _NAME_CHARACTERS)]}
+        record = {"type": kind, "address": str(address), "names": [node]}
         self._writer.write_block(self._section.new_member(blocks.NameResolution, records=[record]))
 
     def write(self, packet: Packet, *, server_side: bool = False) -> bool:
