@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from pyspark.sql import SparkSession
 from kafka_probe_pipeline import hadoop, spark_session
 from kafka_probe_pipeline.output import MANAGER_SETTING
 from kafka_probe_pipeline.spark_session import FETCHED_JARS
+from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic import summed
-from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, opened, requested
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, frames_event, opened, requested
 from tests.builders.storm_events import dropped_at_once
 from tests.lab import s3
 from tests.lab.broker import Broker
@@ -40,7 +42,7 @@ pytestmark = [
 ]
 
 # Connections of each `send`: both ends of some are closed, the others belong to one storm.
-CONNECTIONS, DROPPED = 4, 20
+CONNECTIONS, DROPPED, FRAMES = 4, 20, 3
 _numbers = count(1)
 
 
@@ -54,7 +56,7 @@ class Store:
     env: dict[str, str]
 
     def send(self, records: int) -> None:
-        """Send records of traffic, requests, connections whose both ends were closed, and closes of a storm."""
+        """Send records of traffic, requests, connections whose both ends were closed, closes of a storm, and frames."""
         self.run.send(records)
         numbers = [next(_numbers) for _ in range(CONNECTIONS)]
         dropped = [next(_numbers) for _ in range(DROPPED)]
@@ -64,6 +66,8 @@ class Store:
         requests = [requested(CLIENT, number, topics=[named]) for number in numbers]
         reports = (agent_event(end, until_s=121) for end in (CLIENT, BROKER))
         self.run.send_events(*opens, *requests, *closes, *dropped_at_once(dropped), *reports)
+        data = [b"%d" % next(_numbers) for _ in range(FRAMES)]
+        self.run.send_frames(frames_event(*data, seq=next(_numbers)))
 
     def names(self, pattern: str) -> list[str]:
         return hadoop.names(self.spark, pattern)
@@ -103,9 +107,10 @@ class Store:
             "requests": ("seq", CONNECTIONS),
             "topic_names": ("topic_id", 1),
             "agents": ("seq", 2),
+            "frames": ("data", FRAMES),
         }
         for name, (key, per_send) in expected_rows.items():
-            rows = [row[key] for row in run.table(self.spark, name).select(key).collect()]
+            rows = [str(row[key]) for row in run.table(self.spark, name).select(key).collect()]
             assert len(rows) == len(set(rows)) == sends * per_send, name
         storms = [(row["cause"], row["count"]) for row in run.table(self.spark, "storms").collect()]
         assert len(storms) == len(set(storms))
@@ -188,11 +193,11 @@ def _store(
     kind: str, broker: Broker, hdfs: Hdfs, spark: SparkSession, jars: Path, env: dict[str, str], tmp_path: Path
 ) -> Store:
     if kind == "disk":
-        return Store(Run(broker, tmp_path), spark, (), {})
+        return Store(Run(broker, tmp_path, archive=True), spark, (), {})
     if kind == "hdfs":
-        run = Run(broker, tmp_path, output=f"{hdfs.uri}/{tmp_path.name}")
+        run = Run(broker, tmp_path, archive=True, output=f"{hdfs.uri}/{tmp_path.name}")
         return Store(run, spark, (), {})
-    run = Run(broker, tmp_path, output=f"s3a://{S3.bucket}/{tmp_path.name}")
+    run = Run(broker, tmp_path, archive=True, output=f"s3a://{S3.bucket}/{tmp_path.name}")
     return Store(run, spark, ("--jars-dir", str(jars)), env)
 
 
@@ -204,6 +209,12 @@ def test_killed_at_any_moment_every_table_has_each_event_once(store: Store) -> N
         with store.run.job("--max-records-per-trigger", "10", *store.flags, env=store.env) as process:
             store.run.wait_until(moment, process)
     store.run.once(store.spark)
+    store.check_tables(sends)
+
+    config = store.run.config
+    Table(store.spark, config, "frames").merge_hours(datetime.now(UTC) + timedelta(hours=1), config.archive_file_bytes)
+    files = store.run.table(store.spark, "frames").inputFiles()
+    assert len(files) == len({file.rpartition("/")[0] for file in files}), "one file of frames per hour"
     store.check_tables(sends)
 
 
@@ -281,7 +292,7 @@ def test_on_a_full_disk_the_job_ends_with_one_sentence_and_goes_on_later(
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
     try:
-        store = Store(Run(broker, tmp_path, output=str(disk / "output")), spark, (), {})
+        store = Store(Run(broker, tmp_path, archive=True, output=str(disk / "output")), spark, (), {})
         store.send(records=2)
         with store.run.job() as process:
 
