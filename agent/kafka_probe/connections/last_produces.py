@@ -137,7 +137,7 @@ class LastProduces:
         return self._open.take(conn) or self._closed.take(conn)
 
     def settle(self, until_ns: int) -> None:
-        """Drop the requests whose close, up to this time, needs them no more."""
+        """Drop the requests of connections that were closed up to this time."""
         while (oldest := self._closed.oldest()) and oldest.closed_ns is not None and oldest.closed_ns <= until_ns:
             self._closed.drop_oldest()
 
