@@ -284,15 +284,10 @@ def _sink(config: Config) -> Sink:
 
 def _archive_sink(config: Config, sink: Sink) -> Sink | None:
     """Return the destination of frames; None if none are archived. Standard output gets them only with --archive."""
-    needs_recorder = config.archive.which in ("errors", "slower") or config.archive_filter.topic
-    if config.archive.which != "off" and needs_recorder and not config.recorder_bytes:
-        raise UsageError("--archive needs --recorder-bytes for errors, slower:MS and a filter by topic.")
     if config.sink == "stdout":
         return None if config.archive.which == "off" else sink
     if not config.archives:
         return None
-    if config.archive_topic == config.topic:
-        raise UsageError("--archive-topic must differ from --topic: readers of events do not expect frames.")
     from kafka_probe.memory import ARCHIVE_WAITING_BYTES
     from kafka_probe.sinks.kafka import KafkaSink
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -146,7 +146,7 @@ class DaemonConfig(SinkConfig):
     """conditions on frames of `archive`, all of which have to match; workload: a name, or the id of a container"""
     archive: Requests = Field(ExchangeSelection(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
     """exchanges whose frames are archived besides those of the recorder"""
-    archive_topic: str = Field("kafka-probe.frames", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    archive_topic: str = Field("kafka-probe.frames", pattern=r"^[a-zA-Z0-9._-]{1,249}$", validate_default=True)
     """topic of archived frames; the agent creates it if it is absent"""
     archive_bytes_per_s: ByteSize = Field(ByteSize(MIB), ge=64 << 10)
     """most bytes of archived frames per second, before compression, three times that at once; the rest is dropped"""
@@ -157,6 +157,22 @@ class DaemonConfig(SinkConfig):
         if 0 < size < LEAST_RECORDER_BYTES:
             raise ValueError(f"must be 0, or at least {written_size(ByteSize(LEAST_RECORDER_BYTES))}")
         return size
+
+    @field_validator("archive")
+    @classmethod
+    def _archive_has_its_recorder(cls, selection: ExchangeSelection, before: ValidationInfo) -> ExchangeSelection:
+        by_topic = before.data.get("archive_filter", ArchiveFilter()).topic
+        needs_recorder = selection.which in ("errors", "slower") or (selection.which != "off" and by_topic)
+        if needs_recorder and before.data.get("recorder_bytes") == 0:
+            raise ValueError("errors, slower:MS and a filter by topic need recorder_bytes above 0")
+        return selection
+
+    @field_validator("archive_topic")
+    @classmethod
+    def _frames_have_their_own_topic(cls, topic: str, before: ValidationInfo) -> str:
+        if topic == before.data.get("topic"):
+            raise ValueError("must differ from topic, whose readers do not expect frames")
+        return topic
 
     @property
     def archives(self) -> bool:
@@ -334,4 +350,4 @@ def _read(file: Path) -> dict[str, object]:
 
 def _mistake(details: ErrorDetails, written: Mapping[str, str]) -> str:
     name = str(details["loc"][0])
-    return f"{written.get(name, name)}: {details['msg'].removeprefix('Value error, ')}."
+    return f"{written.get(name, flag_of(name))}: {details['msg'].removeprefix('Value error, ')}."

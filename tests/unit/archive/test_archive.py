@@ -254,6 +254,18 @@ def test_a_recorder_that_could_hold_nothing_is_refused(size: str) -> None:
         load({"recorder_bytes": size})
 
 
+@pytest.mark.parametrize("chosen", [{"archive": "errors"}, {"archive": "all", "archive_filter": "topic=orders"}])
+def test_an_archive_that_needs_the_recorder_is_refused_without_one(chosen: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="--archive: .* need recorder_bytes above 0"):
+        load({**chosen, "recorder_bytes": "0"})
+
+
+@pytest.mark.parametrize("names", [{"topic": "kafka-probe.frames"}, {"topic": "a", "archive_topic": "a"}])
+def test_frames_do_not_share_the_topic_of_events(names: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="--archive-topic: must differ from topic"):
+        load(names)
+
+
 @pytest.mark.parametrize("text", ["orders", "topic=", "name=x", "topic=a,topic=b"])
 def test_a_filter_that_is_none_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(UsageError, match="--archive-filter: must be client=PATTERN"):
