@@ -21,7 +21,7 @@ from tests.builders.connection_ends import (
     events_of,
     silent,
 )
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, opened
 from tests.pipeline.cases import CASES, COMPLETE, LATE_S, Case, connection, verdict
 
 BROKER_ADDRESS, NAT_ADDRESS = "10.0.0.9:9092", "10.9.0.1:1"
@@ -319,3 +319,12 @@ def test_an_end_closed_when_it_began_to_close_or_else_when_it_was_closed() -> No
     assert closed_us({"closing_us": 1, "ended_us": 2}) == 1
     assert closed_us({"closing_us": None, "ended_us": 2}) == 2
     assert closed_us(None) == 0
+
+
+@pytest.mark.parametrize(("at_s", "given"), [(29.999_999, False), (30, True)])
+def test_news_of_an_open_end_do_not_delay_the_verdict_on_the_close_of_the_other(at_s: float, given: bool) -> None:
+    row = connection(*events_of({CLIENT: RESET}, 1), opened(BROKER, 1))
+    row["server"]["last_seen_us"] += 20 * SECOND_US
+    behind = COMPLETE._replace(complete_until=NOON_US - 1, last_seen_us=NOON_US + 29 * SECOND_US)
+    found = verdict(row, agents={CLIENT: COMPLETE, BROKER: behind}, at_s=at_s, closed_limit=30)
+    assert (found is not None) == given

@@ -185,6 +185,11 @@ def test_storms_of_one_kind_take_no_places_of_another() -> None:
     assert [storm.now["kind"] for storm in within_limit(new, active)] == [IDLE, CRASHES, IDLE]
 
 
+def test_a_new_storm_takes_one_place() -> None:
+    new = [Storm({"kind": IDLE})] * (storms.MOST_OF_KIND + 1)
+    assert len(within_limit(new, [])) == storms.MOST_OF_KIND
+
+
 def test_the_table_has_what_people_read_of_a_storm() -> None:
     assert storms.CHANGES.names == [
         *("ts", "since_ts", "opened_ts", "resolved_ts", "id", "kind", "subject", "state", "change", "count"),
