@@ -89,7 +89,7 @@ mutants: setup-tests ## change one comparison or bound of the pipeline's rules a
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate
-	@$(BIN)/python -m kafka_probe.protocol.archive_compatibility
+	@$(BIN)/python -m scripts.archive_rules
 
 protocol: setup ## list the decoded APIs, their versions and what is kept of them, also in build/protocol.json
 	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json

@@ -25,6 +25,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe_console import waiting
 from kafka_probe_console.inspect_command import inspect
+from scripts import archive_rules
 from tests.builders import tables as builder
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
@@ -206,17 +207,17 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
 
 
 def test_the_rules_of_this_release_are_in_the_table() -> None:
-    assert archive_compatibility.TABLE.read_text() == archive_compatibility.build()
+    assert archive_compatibility.TABLE.read_text() == archive_rules.build()
 
 
 def test_a_release_keeps_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changelog = tmp_path / "CHANGELOG.md"
     changelog.write_text(f"# Changelog\n\n## [{kafka_probe.__version__}] - 2026-12-01\n")
-    monkeypatch.setattr(archive_compatibility, "_CHANGELOG", changelog)
-    assert archive_compatibility.build() == archive_compatibility.TABLE.read_text()
-    monkeypatch.setattr(archive_compatibility, "rules_hash", lambda: "changed")
+    monkeypatch.setattr(archive_rules, "CHANGELOG", changelog)
+    assert archive_rules.build() == archive_compatibility.TABLE.read_text()
+    monkeypatch.setattr(archive_rules, "rules_hash", lambda: "changed")
     with pytest.raises(ValueError, match="raise the version first"):
-        archive_compatibility.build()
+        archive_rules.build()
 
 
 def test_what_matters_of_each_api_is_named(archive: Archive) -> None:
