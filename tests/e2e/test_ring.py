@@ -52,7 +52,7 @@ def test_connections_whose_ends_did_not_fit_are_no_longer_open(tmp_path: Path) -
         watched = Watched(tmp_path, PORT, "--netns", inside.path, "--ring-size-bytes", "64KiB")
 
         def connections() -> int:
-            return int(watched.wait_for(1, "the agent to tell", kind="agent")[-1]["connections"])
+            return int(watched.wait_for(1, "a report of the agent", kind="agent")[-1]["connections"])
 
         with watched.agent:
             wait_until(lambda: connections() == 2 * CONNECTIONS, "both ends of all to be listed")

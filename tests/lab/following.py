@@ -14,6 +14,8 @@ from kafka import KafkaConsumer, KafkaProducer
 from tests.lab.processes import start, stop, wait_until
 
 RECORDS = 20
+GUIDE = Path(__file__).parents[2] / "docs/guide/host.md"
+FETCHED = re.compile(rf"Fetch .*\n.*response after .*load\[0\]: high watermark {RECORDS}\b.* records {RECORDS}\b")
 REQUEST = re.compile(r"\d\d:\d\d:\d\d\.\d{6}  (\w+) (\d+) #(\d+), \d+ bytes\b")
 RESPONSE = re.compile(
     r" {17}response after [\d.]+ m?s, \d+ bytes\b|\d\d:\d\d:\d\d\.\d{6}  response after [\d.]+ m?s to \w+ "
@@ -55,20 +57,28 @@ def following(directory: Path, port: int, side: str, *others: str, within: Seque
 
 
 def exchanges(text: str) -> tuple[Counter[tuple[str, str, int]], int]:
-    """Return the number of requests by client, API and version, and that of all answers."""
-    requests, answers, client = Counter[tuple[str, str, int]](), 0, ""
+    """Return the number of requests by client, API and version, and that of all responses."""
+    requests, responses, client = Counter[tuple[str, str, int]](), 0, ""
     for line in text.splitlines():
         if line.startswith("client load-"):
             client = re.split(r"[ ,]", line)[1]
         elif found := REQUEST.match(line):
             requests[client, found[1], int(found[2])] += 1
         elif RESPONSE.match(line):
-            answers += 1
-    return requests, answers
+            responses += 1
+    return requests, responses
 
 
 def wait_for_requests(output: Path, number: int) -> None:
     wait_until(lambda: exchanges(output.read_text())[0].total() >= number, "the frames")
+
+
+def documented(owner: str) -> str:
+    """Return the guide's output of `follow` in which this owner has the producer's connection."""
+    (text,) = re.findall(
+        rf"^```text\n(client load-producer [^\n]* {owner} .*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return str(text)
 
 
 def without_numbers(text: str) -> set[str]:
