@@ -47,7 +47,7 @@ WHEN = {
     "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",
     "agent": "once per interval, after all others",
-    "frames": "in the topic of frames: with `--archive`, and when a connection does not end normally",
+    "frames": "in the topic of frames: with `--archive`, and when a connection ends abnormally",
 }
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REFUSED = re.compile(
-    r"\b(told|tells|said|says|heard|whoever|what waits|rooms?|house|no word of its own)\b", re.IGNORECASE
+    r"\b(told|tells?|said|says|heard|whoever|what waits|rooms?|house|no word of its own)\b", re.IGNORECASE
 )
 FRAGMENT = re.compile(r"(Its|Not|By|Also|As|Until|Of|Whether|What|Where|Who)\b")
 FIRST_SENTENCE_WORDS = 20

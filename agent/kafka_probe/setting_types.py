@@ -17,7 +17,7 @@ KAFKA_PORT = 9092
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSelection:
-    """The selection of exchanges that become `request` events: `off`, `all`, `errors`, `slower:MS` or `1/N`."""
+    """The selection of exchanges that are sent or archived one by one: `off`, `all`, `errors`, `slower:MS` or `1/N`."""
 
     which: Literal["off", "all", "errors", "slower", "one_in"] = "off"
     slower_than_us: int = 0

@@ -248,4 +248,4 @@ def test_no_answer_is_taken_for_one_that_came_before_its_request_was_read(captur
             (FETCH, Status.COMPLETE),
             (255, Status.UNKNOWN_API),
         )
-    capture.begin()  # what each end can tell differs
+    capture.begin()  # what each end can see differs

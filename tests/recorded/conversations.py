@@ -115,7 +115,7 @@ _SHARE_CONSUMER = (
 
 CONVERSATIONS: dict[str, Conversation] = {
     "kafka-python": Conversation((_at_once(_python("kafka_python", "produce"), _python("kafka_python", "consume")),)),
-    # As of brokers of these releases: tshark knows the versions of their time.
+    # Limited to the API versions of brokers of these releases, which tshark decodes.
     **{
         f"kafka-python-as-of-{release}": Conversation(
             (_at_once(*(_python("kafka_python", role, f"api_version={release}") for role in ROLES)),)

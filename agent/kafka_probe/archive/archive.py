@@ -1,6 +1,6 @@
 """The archive: chooses the frames to keep, and makes `frames` events of them.
 
-The frames that the settings ask for are sent at once. Those of a connection that did not end normally come from the
+The frames that the settings ask for are sent at once. Those of a connection that ended abnormally come from the
 recorder, once its close is settled. All are copies of what the kernel copied. This module never decodes frames.
 """
 
@@ -35,7 +35,7 @@ from kafka_probe.protocol.schemas import apis
 LOSSES = {
     **recorder.LOSSES,
     "archive_rate": "samples of frames for the archive beyond `--archive-bytes-per-s`; the "
-    "last half of the burst is kept for those of connections that ended badly",
+    "last half of the burst is kept for those of connections that ended abnormally",
 }
 _EVENT_SAMPLES = 512
 _SAMPLE_BYTES = 100  # of a sample in JSON besides its data
@@ -96,20 +96,20 @@ class Archive:
         yield from self._events(chosen, self._known(chosen["conn"]), spare=0.5)
 
     def note_closes(self, settled: Sequence[PendingClose]) -> Iterator[FramesEvent]:
-        """Yield events with the newest frames of the connections that did not end normally, and forget all of them."""
+        """Yield events with the newest frames of the connections that ended abnormally, and forget all of them."""
         if not self._has_recorder:
             return
-        ended_badly = []
+        ended_abnormally = []
         for closed in settled:
             facts = None if closed.connection.internal else _abnormal(closed)
             if facts:
                 self._tracker.note_frames(closed, 0, evicted=False)
             if facts and facts["last_request_bytes"] is not None:  # the recorder may have frames of it
-                ended_badly.append(closed)
-        most = min(max(_SAMPLES_OF_ALL // max(len(ended_badly), 1), _LEAST_SAMPLES), _MOST_SAMPLES)
+                ended_abnormally.append(closed)
+        most = min(max(_SAMPLES_OF_ALL // max(len(ended_abnormally), 1), _LEAST_SAMPLES), _MOST_SAMPLES)
         at_once = _SAMPLES_AT_ONCE // most
-        for start in range(0, len(ended_badly), at_once):
-            closes = {closed.connection.identity.conn: closed for closed in ended_badly[start : start + at_once]}
+        for start in range(0, len(ended_abnormally), at_once):
+            closes = {closed.connection.identity.conn: closed for closed in ended_abnormally[start : start + at_once]}
             found = self._recorder.frames_of(closes, most)
             firsts = found[found["part"] == 0]
             counts = Counter(firsts["conn"].tolist())
@@ -253,7 +253,7 @@ def _has_address(end: str, address: str) -> bool:
 
 
 def _abnormal(closed: PendingClose) -> CloseFacts | None:
-    """Return the facts of a close that is not normal; None of a normal one.
+    """Return the facts of an abnormal close; None of a normal one.
 
     A close is normal if the client closed the connection in order, right after a response.
     """

@@ -6,7 +6,7 @@ record sets, opaque bytes, HIDDEN strings and tagged fields that the version doe
 HEADER_ONLY.
 
 All other strings of a body in LIMITS are copied. So for a new API or version read its definition, and put into HIDDEN
-each string that is a free text, a value, a principal or a credential, or that programs tell each other and not the
+each string that is a free text, a value, a principal or a credential, or that programs send to each other through the
 broker. tests/unit/protocol/test_kernel_allow_list.py finds the usual names of these only. Then roles.py lists the
 fields that the decoder reads, `make schemas` writes the hash of the rules, and `make docs` the list of what is copied.
 """

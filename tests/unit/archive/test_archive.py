@@ -145,7 +145,7 @@ def test_frames_of_kafka_probe_itself_are_not_archived() -> None:
         ({"closing_ns": 1 + SECOND_NS}, 2),
     ],
 )
-def test_the_last_exchange_of_a_connection_that_ended_badly_is_archived(
+def test_the_last_exchange_of_a_connection_that_ended_abnormally_is_archived(
     how: dict[str, int], recorded: int | None
 ) -> None:
     fed = Fed(archive={})
@@ -256,7 +256,7 @@ def test_a_recorder_that_could_hold_nothing_is_refused(size: str) -> None:
 
 @pytest.mark.parametrize("chosen", [{"archive": "errors"}, {"archive": "all", "archive_filter": "topic=orders"}])
 def test_an_archive_that_needs_the_recorder_is_refused_without_one(chosen: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="--archive: .* need recorder_bytes above 0"):
+    with pytest.raises(UsageError, match=r"--archive: .* need recorder_bytes above 0"):
         load({**chosen, "recorder_bytes": "0"})
 
 

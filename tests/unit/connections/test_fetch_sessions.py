@@ -42,7 +42,7 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
 def grouped(batch: list[Facts], now: int = 0) -> list[NamedFrames]:
     """Return the frames in groups of equal facts, as shapes group them."""
     samples = np.zeros(len(batch), SAMPLE)
-    # A clock that cannot tell one from the next.
+    # A clock whose two times are equal.
     samples["ts_ns"] = (now + np.arange(len(batch))) // 3
     groups: dict[Facts, list[int]] = {}
     for index, facts in enumerate(batch):
@@ -121,7 +121,7 @@ def test_a_session_that_was_refused_is_what_the_next_full_request_names(error: i
 def test_a_session_found_in_midstream_holds_what_was_named_so_far_even_in_an_answer() -> None:
     idle = request(INCREMENTAL)
     assert asked([idle, answer(), idle, answer({"orders": (3,)}), idle, idle]) == {"orders": 2}
-    # Of a session whose beginning was seen an answer can tell nothing: it may be to an older request.
+    # If the beginning of a session was seen, a response proves nothing: it may be to an older request.
     forgets = request(INCREMENTAL, forgotten={"orders": (0,)})
     assert asked([request(FULL, {"orders": (0,)}), forgets, answer({"orders": (0,)}), idle]) == {"orders": 1}
 

@@ -14,7 +14,7 @@ from tests.builders.api_names import api_name
 RULES = copy_rules()
 NAMES = {api.name for api in apis().values()}
 
-# What may be a secret, or what programs tell each other and not the broker; bytes are opaque, whatever their name.
+# What may be a secret, or what programs send to each other through the broker; bytes are opaque, whatever their name.
 SECRET = re.compile(
     "password|secret|hmac|token|salt|auth.?bytes|credential|principal|^user$|^value$|value$|metrics$"
     "|(request|response|user)_?data$|metadata$|^reason$",
