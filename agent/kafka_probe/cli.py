@@ -35,6 +35,7 @@ from kafka_probe.config import (
     other_variables,
     variable_of,
 )
+from kafka_probe.conversations.capture_flags import DEFAULT_BYTES, capture_flags, capture_output, require_capture_flags
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.text import MESSAGE_LIMIT, printable, printable_lines
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kafka_probe.agent import Agent
-    from kafka_probe.follow_packets import PacketStream
+    from kafka_probe.follow_outputs import Output
     from kafka_probe.server.server import Server
     from kafka_probe.sinks.sink import Sink
 
@@ -178,6 +179,7 @@ Examples:
   kafka-probe follow --client 'billing-*'
   kafka-probe follow --address 10.57.2.2:39282 -v
   kafka-probe follow --pid 4711 --json | jq .contents
+  kafka-probe follow --client 'billing-*' --pcapng billing.pcapng
 """
 )
 @options(name for name in CAPTURE_FIELDS if name not in ("interval_s", "requests"))
@@ -188,28 +190,25 @@ Examples:
 @click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id")
 @click.option("--api", metavar="PATTERN", help="only frames of these APIs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per frame")
-@click.option("--pcapng", metavar="FILE", help="write packets for Wireshark; -: to standard output")
-@click.option("--pcapng-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="most of the file")
+@capture_flags
 @click.option("-v", "--verbose", is_flag=True, help="show more items of each list")
 def follow(
-    file: Path | None, *, as_json: bool, pcapng: str | None, pcapng_bytes: int, verbose: bool, **flags: str | None
+    file: Path | None,
+    *,
+    as_json: bool,
+    pcapng: str | None,
+    pcapng_bytes: int | None,
+    verbose: bool,
+    **flags: str | None,
 ) -> None:
     """Show connections as people read them: each request with its response, pauses and the end."""
     from kafka_probe.follow import FollowSink, follow_settings
 
+    require_capture_flags(pcapng, pcapng_bytes, as_json=as_json)
     choice = {name: flags.pop(name) for name in ("client", "workload", "pid", "address", "connection", "api")}
     config = follow_settings(_configured(flags, file, {"log_level": "warning"}), choice)
-    if as_json and pcapng is not None:
-        raise UsageError("Use one of --json and --pcapng.")
-    with _capture_file(pcapng, pcapng_bytes) as (packets, descriptor):
-        sink = FollowSink(
-            as_json=as_json,
-            verbose=verbose,
-            notice=_to_stderr,
-            ports=_ports(config),
-            packets=packets,
-            descriptor=descriptor,
-        )
+    with _follow_output(config, pcapng, pcapng_bytes, as_json=as_json, verbose=verbose) as (output, descriptor):
+        sink = FollowSink(output, descriptor, notice=_to_stderr, ports=_ports(config))
         if sys.stderr.isatty():
             _to_stderr(f"Attaching to the kernel, then watching {_ports(config)} ...")
         _watch(config, sink, archive_sink=sink)
@@ -296,21 +295,25 @@ def _archive_sink(config: Config, sink: Sink) -> Sink | None:
 
 
 @contextmanager
-def _capture_file(name: str | None, most_bytes: int) -> Iterator[tuple[PacketStream | None, int]]:
-    """Open a capture file; yield its contents, or None without a name, and the descriptor to write to."""
+def _follow_output(
+    config: Config, pcapng: str | None, pcapng_bytes: int | None, *, as_json: bool, verbose: bool
+) -> Iterator[tuple[Output, int]]:
+    """Yield the form of output of `follow`, and the descriptor to write to."""
+    from kafka_probe.follow_outputs import JsonOutput, TextOutput
     from kafka_probe.sinks.stdout import STDOUT
 
-    if name is None:
-        yield None, STDOUT
+    if pcapng is None:
+        yield JsonOutput() if as_json else TextOutput(STDOUT, verbose=verbose), STDOUT
         return
-    if name == "-" and sys.stdout.isatty():
-        raise UsageError("Packets are no text: pipe them, as in --pcapng - | wireshark -k -i -")
     try:
-        from kafka_probe.follow_packets import PacketStream
+        from kafka_probe.conversations.capture_file import decode_as
+        from kafka_probe.follow_packets import PacketOutput
     except ImportError as error:
         raise UsageError(f"Install kafka-probe[console] for --pcapng: {error.name} is missing.") from None
-    with click.open_file(name, "wb", lazy=True) as file:
-        yield PacketStream(most_bytes), file.fileno()
+    with capture_output(pcapng) as file:
+        if config.ports != "auto" and (options := decode_as(config.ports)):
+            _to_stderr(f"Wireshark and tshark need {options}")
+        yield PacketOutput(file, pcapng_bytes or DEFAULT_BYTES), file.fileno()
 
 
 def _server(config: Config) -> Server | None:
@@ -358,6 +361,8 @@ def _watch(
         sink.close(config.flush_timeout_s)
         if archive_sink:
             archive_sink.close(config.flush_timeout_s)
+    if isinstance(sink, EndingSink) and sink.failure:
+        raise KafkaProbeError(f"The output cannot be written: {sink.failure}.")
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
         report(f"{section}: {', '.join(counted) or 'none'}")

@@ -1,7 +1,7 @@
-"""Shows conversations for `kafka-probe follow`: the frames of chosen connections, as people read them, while they pass.
+"""Collects the frames of chosen connections for `kafka-probe follow`, and writes them once per interval.
 
-Once per interval each connection with new frames gets a block of lines. If a response takes more than a second, the
-request is printed first and the response later, on a line of its own. Waiting frames take at most some 24 MiB: the part
+Each connection with new frames gets a block of lines. If a response takes more than a second, the request is printed
+first and the response later, on a line of its own. Waiting frames take at most some 24 MiB: the part
 of `--memory-limit` that is for the sinks of `run`.
 """
 
@@ -10,25 +10,16 @@ from __future__ import annotations
 import time
 from base64 import b64decode
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from kafka_probe.conversations.conversation import (
-    SILENCE_NS,
-    ConnectionEnd,
-    Conversation,
-    closing,
-    heading,
-    reminder,
-    row,
-)
+from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, Joiner
-from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import UsageError
+from kafka_probe.follow_outputs import Followed, Output
 from kafka_probe.setting_types import ArchiveFilter, ExchangeSelection
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink
-from kafka_probe.text import as_json, printable
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,7 +27,6 @@ if TYPE_CHECKING:
     from kafka_probe.config import Config
     from kafka_probe.connections.connection import Connection
     from kafka_probe.events import CloseEvent, ConnectionFacts, Event, FramesEvent
-    from kafka_probe.follow_packets import PacketStream
 
 BYTES_PER_S = 4 << 20
 """Most bytes of frames per second; `archive_rate` counts samples beyond it."""
@@ -51,19 +41,20 @@ MOST_FOLLOWED = 4096
 _INTERVALS_WAITED = 10  # for the facts of a connection that has frames
 _QUIET_INTERVALS = 5
 _COLUMNS = ("end", "monotonic_ns", *CopiedSample._fields[CopiedSample._fields.index("tcp_seq") :])
-_OF_FRAMES = ("archive_rate", "ring_full", "peer_limited", "frame_incomplete", "frame_limit", "sink_buffer_full")
+_LOSSES = (
+    *("archive_rate", "ring_full", "peer_limited", "frame_incomplete", "frame_limit"),
+    *("sink_buffer_full", "sink_event_too_large"),
+)
 
 
 @dataclass(slots=True)
-class _Followed:
-    """The state of a connection: frames that wait for the interval's end, and whether it was introduced."""
+class _Collected:
+    """The state of a connection: its first sample, frames that wait for the interval's end, and its end if known."""
 
     first: CopiedSample
-    conversation: Conversation
     frames: deque[CopiedFrame] = field(default_factory=deque)
     end: ConnectionEnd | None = None
-    waited: int = 0
-    introduced: bool = False
+    intervals: int = 0
 
     @property
     def since_ns(self) -> int:
@@ -72,7 +63,7 @@ class _Followed:
 
 
 class FollowSink(StdoutSink):
-    """Prints conversations, or their frames as JSON lines, or `packets` as a capture file.
+    """Writes frames of followed connections in a form of output.
 
     `connections`, if set, returns the open connections. notice: called with a sentence if frames are lost, or if there
     is nothing to show. ports: a text about the watched ports.
@@ -80,39 +71,33 @@ class FollowSink(StdoutSink):
 
     def __init__(
         self,
+        output: Output,
+        descriptor: int = STDOUT,
         *,
-        as_json: bool = False,
-        verbose: bool = False,
         notice: Callable[[str], None] = lambda _: None,
         ports: str = "all ports",
-        packets: PacketStream | None = None,
-        descriptor: int = STDOUT,
     ) -> None:
+        super().__init__(descriptor=descriptor, buffer_bytes=BUFFER_BYTES)
         self.connections: Callable[[], Sequence[Connection]] = lambda: ()
-        self._as_json = as_json
-        self._verbose = verbose
+        self._output = output
         self._notice = notice
         self._ports = ports
-        self._packets = packets
+        self._begun = self._closed = False
         self._quiet_intervals: int | None = 0  # None: something was shown, or the notice was given
         self._joiner = Joiner()
-        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+        self._followed: OrderedDict[str, _Collected] = OrderedDict()
         self._closes: dict[str, CloseEvent] = {}  # of followed connections, in this interval
         self._samples = self._left_out = 0  # of this interval
         self._lost: Mapping[str, int] = {}
-        self._last: str | None = None  # the connection whose lines were printed last
-        self._terminal = Terminal(descriptor)
-        super().__init__(descriptor=descriptor, buffer_bytes=BUFFER_BYTES)
-        if packets:
-            self.write([packets.beginning()])
 
     def send(self, events: Sequence[Event]) -> None:
+        self._begun = True
         for event in events:
             match event["kind"]:
                 case "frames":
                     self._take(event)
-                case "open" if self._packets:
-                    self._packets.note_open(event)
+                case "open":
+                    self._output.note_open(event)
                 case "close":
                     conn_id = event["conn_id"] or ""
                     if conn_id in self._followed:
@@ -121,11 +106,15 @@ class FollowSink(StdoutSink):
                     self._end_interval(event["losses"])
 
     def close(self, timeout_s: float) -> None:
-        self._print(self._interval(over=True))
-        if self._packets:
-            self._notice(self._packets.summary())
-            self._packets = None
+        if self._closed:
+            return
+        self._closed = True
+        if self._begun:
+            self._write_interval(over=True)
         super().close(timeout_s)
+        if self._begun and (summary := self._output.summary()):
+            lost = sum(self.losses().values())
+            self._notice(f"{summary} {lost} parts of it could not be written." if lost else summary)
 
     def _take(self, event: FramesEvent) -> None:
         """Join the samples to frames, which wait for the end of the interval."""
@@ -140,7 +129,7 @@ class FollowSink(StdoutSink):
             origin = event["node"], event["agent_id"], end["conn_id"], end["flow_id"], event["copy_rules"], end["side"]
             sample = CopiedSample._make(((ns + event["wall_offset_ns"]) // 1000, *origin, ns, *values, b64decode(data)))
             if end["conn_id"] not in self._followed:
-                self._followed[end["conn_id"]] = _Followed(sample, Conversation(verbose=self._verbose))
+                self._followed[end["conn_id"]] = _Collected(sample)
             self._followed.move_to_end(end["conn_id"])
             for frame in self._joiner.add(sample):  # of another connection, if unfinished frames exceed their bound
                 if of_frame := self._followed.get(frame.first.conn_id or ""):
@@ -148,18 +137,19 @@ class FollowSink(StdoutSink):
 
     def _end_interval(self, losses: Mapping[str, int]) -> None:
         self._identify()
-        shown = self._print(self._interval())
+        shown = self._write_interval()
         while len(self._followed) > MOST_FOLLOWED:
             conn_id, leaving = self._followed.popitem(last=False)
             unfinished = self._joiner.rest_of(leaving.first.agent_id, conn_id)
-            if self._packets:
-                self._packets.forget(conn_id)
-            self._left_out += len(leaving.frames) + leaving.conversation.waiting + sum(1 for _ in unfinished)
-        if self._packets and self._packets.full:
+            self._left_out += len(leaving.frames) + self._output.forget(conn_id) + sum(1 for _ in unfinished)
+        if self._output.full:
             self.on_closed()
         if self._left_out:
-            self._notice(f"{self._left_out} frames or parts left out in this interval: choose fewer connections.")
-        lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _OF_FRAMES]
+            self._notice(
+                f"{self._left_out} frames or parts left out in this interval: choose fewer connections. "
+                "Connections without known addresses have no packets."
+            )
+        lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _LOSSES]
         if any(count for _, count in lost):
             counted = ", ".join(f"{name} {count}" for name, count in lost if count)
             self._notice(f"Frames or responses may be missing, lost since the interval before: {counted}.")
@@ -181,33 +171,36 @@ class FollowSink(StdoutSink):
         known: dict[str, ConnectionFacts] = {
             conn_id: one.facts() for one in self.connections() if (conn_id := f"{one.conn_id:016x}") in unknown
         }
-        for conn_id, followed in unknown.items():
+        for conn_id, waiting in unknown.items():
             facts = self._closes.get(conn_id) or known.get(conn_id)
-            followed.waited += 1
-            if facts or followed.waited == _INTERVALS_WAITED:
-                followed.end = _end_of(facts, followed.first)
+            waiting.intervals += 1
+            if facts or waiting.intervals == _INTERVALS_WAITED:
+                waiting.end = _end_of(facts, waiting.first)
 
-    def _interval(self, *, over: bool = False) -> Iterator[str | bytes]:
-        """Yield the lines or packets of all connections that have new frames, or an end. over: no interval follows."""
-        until_ns, until_s = time.monotonic_ns() - SILENCE_NS, time.thread_time() + RENDER_S
-        for conn_id, followed in sorted(self._followed.items(), key=lambda item: item[1].since_ns):
+    def _write_interval(self, *, over: bool = False) -> bool:
+        """Queue what was seen of connections; return True if that was anything. over: no interval follows."""
+        until_s, shown = time.thread_time() + RENDER_S, False
+        for conn_id, waiting in sorted(self._followed.items(), key=lambda item: item[1].since_ns):
             if over:
-                followed.end = followed.end or _end_of(None, followed.first)
-            if followed.end is None:
+                waiting.end = waiting.end or _end_of(None, waiting.first)
+            if waiting.end is None:
                 continue
-            closed = self._closes.pop(conn_id, None)
-            if closed or over:
-                followed.frames.extend(self._joiner.rest_of(followed.first.agent_id, conn_id))
-            if closed:
+            close = self._closes.get(conn_id)
+            if close:
                 del self._followed[conn_id]
-            frames = self._in_time(followed.frames, until_s)
-            if self._packets:
-                yield from self._packets.packets(followed.end, followed.first, frames, closed)
-            elif self._as_json:
-                yield from (as_json(row(frame, followed.end)).decode() for frame in frames)
-            else:
-                yield from self._block(conn_id, followed, _lines(followed.conversation, frames, closed, until_ns, over))
+            ends = over or close is not None
+            if ends:
+                waiting.frames.extend(self._joiner.rest_of(waiting.first.agent_id, conn_id))
+            frames = self._in_time(waiting.frames, until_s)
+            for part in self._output.connection(Followed(waiting.first, waiting.end, frames, close, ends)):
+                self.write([part])
+                shown = True
+            self._left_out += len(waiting.frames)  # those that the output did not take
+            waiting.frames.clear()
         self._closes.clear()
+        for part in self._output.end_interval():
+            self.write([part])
+        return shown
 
     def _in_time(self, frames: deque[CopiedFrame], until_s: float) -> Iterator[CopiedFrame]:
         """Take the frames; yield them until the thread's CPU time is over, and count the others as left out."""
@@ -218,27 +211,6 @@ class FollowSink(StdoutSink):
                 return
             yield frames.popleft()
 
-    def _block(self, conn_id: str, followed: _Followed, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines below the name of their connection, if the line before is not one of it."""
-        for line in lines:
-            if followed.end and not followed.introduced:
-                yield from heading(followed.end, followed.first.side, followed.first.node)
-            elif followed.end and self._last != conn_id:
-                yield reminder(followed.end, followed.first.side)
-            followed.introduced, self._last = True, conn_id
-            yield line
-
-    def _print(self, output: Iterable[str | bytes]) -> bool:
-        """Queue lines and packets; return True if there were any."""
-        shown = False
-        for part in output:
-            shown = True
-            if isinstance(part, str):
-                fitted = part if self._as_json else self._terminal.fitted(printable(part, LINE_LIMIT))
-                part = f"{fitted}\n".encode()
-            self.write([part])
-        return shown
-
     def _nothing(self) -> str:
         every = [connection for connection in self.connections() if not connection.internal]
         tls = sum(connection.opaque == "tls" for connection in every)
@@ -246,20 +218,6 @@ class FollowSink(StdoutSink):
             f"No frames of the chosen connections so far. The command watches {self._ports}; --ports "
             f"adds others. {len(every)} connections are open there, of which {tls} use TLS, which is not decoded."
         )
-
-
-def _lines(
-    conversation: Conversation, frames: Iterable[CopiedFrame], closed: CloseEvent | None, until_ns: int, over: bool
-) -> Iterator[str]:
-    for frame in frames:
-        yield from conversation.add(frame)
-    if closed:
-        yield from conversation.rest()
-        yield closing(closed["side"], closed["closed_by"], closed["how"], closed["idle_us"])
-    elif over:
-        yield from conversation.rest()
-    else:
-        yield from conversation.waiting_since(until_ns)
 
 
 def _end_of(facts: ConnectionFacts | None, first: CopiedSample) -> ConnectionEnd:

@@ -3,91 +3,115 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from kafka_probe.conversations.capture_file import CaptureFile
+from kafka_probe.conversations.capture_flags import emptied
 from kafka_probe.conversations.connection_packets import ConnectionPackets
 
 if TYPE_CHECKING:
-    from kafka_probe.conversations.conversation import ConnectionEnd
-    from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample
     from kafka_probe.conversations.packets import Packet
-    from kafka_probe.events import CloseEvent, OpenEvent
+    from kafka_probe.events import OpenEvent
+    from kafka_probe.follow_outputs import Followed
 
 _MOST_OPENED = 4096  # opens whose first frame may follow
+_MOST_FLOWS = 8192  # whose end was chosen: the frames of the other end may come later
+_FILLED_BYTES = 2 << 20  # most bytes of requests per interval that are captured whole: the rest waits for the writer
 
 
-class PacketStream:
-    """A capture file of at most about `most_bytes`, in parts."""
+class PacketOutput:
+    """A form of output of `follow`: a capture file of at most about `most_bytes`.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._stream = BytesIO()
-        self._file = CaptureFile(self._stream, most_bytes)
+    It replaces what `file` contains.
+
+    Of a connection with both ends on this node the file has the end whose frames came first, because Wireshark takes
+    the second of two equal packets for a retransmission.
+    """
+
+    def __init__(self, file: IO[bytes], most_bytes: int) -> None:
+        self._file = file
+        self._begun = False
+        self._buffer = BytesIO()
+        self._capture = CaptureFile(self._buffer, most_bytes)
+        self._fill_bytes = _FILLED_BYTES
         self._opened_us: OrderedDict[str | None, int] = OrderedDict()
-        self._connections: dict[str | None, ConnectionPackets | None] = {}
+        self._connections: dict[str | None, ConnectionPackets] = {}
+        self._conn_ids: OrderedDict[str, str | None] = OrderedDict()  # by flow_id: the end that is written
 
     @property
     def full(self) -> bool:
-        """Return True if a packet did not fit."""
-        return self._file.full
-
-    def summary(self) -> str:
-        """Return what the file contains, and how to read it, as a text."""
-        return self._file.summary()
-
-    def beginning(self) -> bytes:
-        """Return the first bytes of the file, before those of any packet."""
-        return self._written()
+        return self._capture.full
 
     def note_open(self, event: OpenEvent) -> None:
-        """Keep the time at which a connection was opened."""
         if event["found"] == "start":
             self._opened_us[event["conn_id"]] = event["ts"]
             if len(self._opened_us) > _MOST_OPENED:
                 self._opened_us.popitem(last=False)
 
-    def forget(self, conn_id: str | None) -> None:
-        """Drop the state of a connection."""
-        self._connections.pop(conn_id, None)
-
-    def packets(
-        self, end: ConnectionEnd, first: CopiedSample, frames: Iterable[CopiedFrame], closed: CloseEvent | None
-    ) -> Iterator[bytes]:
-        """Yield the further bytes of the file, of which each part has whole packets."""
-        begins = end.conn_id not in self._connections
-        if begins:
-            self._connections[end.conn_id] = ConnectionPackets.of(end, first)
-        connection = self._connections[end.conn_id]
+    def connection(self, followed: Followed) -> Iterator[bytes]:
+        conn_id = followed.end.conn_id
+        known = self._connections.get(conn_id)
+        connection = known or ConnectionPackets.of(followed.end, followed.first)
         if connection is None:
             return
-        if begins:
-            self._file.announce(connection)
-        for packet in self._of(connection, end, begins, frames, closed):
-            if not self._file.write(packet, server_side=connection.server_side):
-                return
-            yield self._written()
+        if not self._is_chosen(followed):
+            for _ in followed.frames:  # those of the other end are in the file
+                pass
+            return
+        if not known:
+            self._connections[conn_id] = connection
+            self._capture.announce(connection)
+            opened_us = self._opened_us.pop(conn_id, None)
+            yield from self._written(connection, () if opened_us is None else connection.opened(opened_us))
+        for frame in followed.frames:
+            yield from self._written(connection, connection.frame(frame, self._may_fill))
+        if close := followed.close:
+            packets = connection.closed(close["how"], close["closed_by"], close["closing_ts"], close["ts"])
+            yield from self._written(connection, packets)
+        if followed.over:
+            self.forget(conn_id)
 
-    def _of(
-        self,
-        connection: ConnectionPackets,
-        end: ConnectionEnd,
-        begins: bool,
-        frames: Iterable[CopiedFrame],
-        closed: CloseEvent | None,
-    ) -> Iterator[Packet]:
-        opened_us = self._opened_us.pop(end.conn_id, None)
-        if begins and opened_us is not None:
-            yield from connection.opened(opened_us)
-        for frame in frames:
-            yield from connection.frame(frame)
-        if closed:
-            self.forget(end.conn_id)
-            yield from connection.closed(closed["how"], closed["closed_by"], closed["closing_ts"], closed["ts"])
+    def end_interval(self) -> Iterator[bytes]:
+        self._fill_bytes = _FILLED_BYTES
+        yield from self._taken()
 
-    def _written(self) -> bytes:
-        written = self._stream.getvalue()
-        self._stream.seek(0)
-        self._stream.truncate()
-        return written
+    def forget(self, conn_id: str | None) -> int:
+        self._connections.pop(conn_id, None)
+        return 0
+
+    def summary(self) -> str:
+        return self._capture.summary()
+
+    def _is_chosen(self, followed: Followed) -> bool:
+        flow_id, conn_id = followed.end.flow_id, followed.end.conn_id
+        if flow_id is None:
+            return True
+        chosen = self._conn_ids.setdefault(flow_id, conn_id)
+        self._conn_ids.move_to_end(flow_id)
+        if len(self._conn_ids) > _MOST_FLOWS:
+            self._conn_ids.popitem(last=False)
+        return chosen == conn_id
+
+    def _may_fill(self, size: int) -> bool:
+        fits = size <= self._fill_bytes and self._capture.may_fill(size)
+        self._fill_bytes -= size * fits
+        return fits
+
+    def _written(self, connection: ConnectionPackets, packets: Iterator[Packet] | tuple[()]) -> Iterator[bytes]:
+        """Write the packets of a frame; yield their bytes as one part."""
+        for packet in packets:
+            if not self._capture.write(packet, server_side=connection.server_side):
+                break
+        yield from self._taken()
+
+    def _taken(self) -> Iterator[bytes]:
+        """Yield what was added to the file since the last call, if anything was."""
+        if not self._begun:
+            emptied(self._file)
+            self._begun = True
+        if written := self._buffer.getvalue():
+            self._buffer.seek(0)
+            self._buffer.truncate()
+            yield written

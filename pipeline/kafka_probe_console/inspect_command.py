@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 import click
 
+from kafka_probe.conversations.capture_flags import DEFAULT_BYTES, capture_flags, capture_output, require_capture_flags
 from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
-from kafka_probe.errors import UsageError
+from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.period import period
 from kafka_probe_console.waiting import Waiting
@@ -47,15 +49,12 @@ Examples:
 @click.option(
     "--conversation", is_flag=True, help="show connections as people read them: requests with their responses"
 )
-@click.option("--pcapng", metavar="FILE", help="write connections as packets for Wireshark; -: to standard output")
-@click.option("--pcapng-bytes", type=click.IntRange(min=1), default=1 << 30, show_default=True, help="most of the file")
+@capture_flags
 @click.option(
     "--end",
     "capture_end",
     type=click.Choice(["client", "server", "both"]),
-    default="client",
-    show_default=True,
-    help="end of each connection for --pcapng; the other one if only that was archived",
+    help="end of each connection that --pcapng writes if both were archived [default: that of --side, else client]",
 )
 @click.option("--count", is_flag=True, help="print only the number of frames")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most frames or connections")
@@ -71,8 +70,8 @@ def inspect(
     slower_ms: float | None,
     limit: int,
     pcapng: str | None,
-    pcapng_bytes: int,
-    capture_end: str,
+    pcapng_bytes: int | None,
+    capture_end: str | None,
     *,
     conversation: bool,
     count: bool,
@@ -84,10 +83,9 @@ def inspect(
     """Find archived frames in the pipeline's tables, and print what they contain."""
     if not location:
         raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
-    if pcapng == "":
-        raise UsageError("Give a file for --pcapng, or - for standard output.")
-    if pcapng == "-" and sys.stdout.isatty():
-        raise UsageError("Packets are no text: pipe them, as in --pcapng - | wireshark -k -i -")
+    require_capture_flags(pcapng, pcapng_bytes)
+    if pcapng is None and capture_end is not None:
+        raise UsageError("--end has no effect without --pcapng.")
     if sum((conversation, pcapng is not None, count, as_lines, as_csv)) > 1:
         raise UsageError("Use one of --conversation, --pcapng, --count, --json and --csv.")
     try:
@@ -106,14 +104,16 @@ def inspect(
             waiting.end()
             click.echo(number)
         elif conversation or pcapng:
-            found = selection.ends_with_frames(tables, asked, found, limit)
+            found, more = selection.ends_with_frames(tables, asked, found, limit)
             if pcapng:
-                with click.open_file(pcapng, "wb", lazy=True) as file:
-                    summary = export.write(tables, found, file, capture_end, limit, pcapng_bytes)
+                side = capture_end or asked.side or "client"
+                summary = _write_packets(pcapng, partial(export.write, tables, found), side, pcapng_bytes)
                 waiting.end()
                 click.echo(summary, err=True)
-                return
-            _print(waiting.until_first(rendering.of_connections(tables, found, limit, verbose=verbose)))
+            else:
+                _print(waiting.until_first(rendering.of_connections(tables, found, verbose=verbose)))
+            if more:
+                click.echo("More connections match: raise --limit.", err=True)
         else:
             frames = selection.frames(tables, asked, found, limit)
             if as_lines:
@@ -127,6 +127,18 @@ def inspect(
                     writer.writerow(map(_cell, row.values()))
             else:
                 _print(waiting.until_first(rendering.lines(tables, frames, verbose=verbose)))
+
+
+def _write_packets(name: str, write: Callable[[IO[bytes], str, int], str], side: str, size: int | None) -> str:
+    try:
+        with capture_output(name) as file:
+            summary = write(file, side, size or DEFAULT_BYTES)
+            file.flush()
+            return summary
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise KafkaProbeError(f"The capture file cannot be written: {error.strerror}.") from None
 
 
 def _cell(value: object) -> object:

@@ -30,19 +30,17 @@ def lines(tables: OpenTables, frames: Iterable[CopiedFrame], *, verbose: bool) -
         yield f"{conversation.clock(frame)}  {client}  {described}"
 
 
-def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], limit: int, *, verbose: bool) -> Iterator[str]:
-    """Yield the lines of the conversations at these ends, each with its end. limit: most of them, without empty ones.
+def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], *, verbose: bool) -> Iterator[str]:
+    """Yield the lines of the conversations at these ends, each with its end.
 
     Raises:
         NothingFoundError: the archive has no frames of them.
     """
-    shown = 0
+    shown = False
     for end in found:
-        if shown == limit:
-            return
         frames = selection.conversation(tables, end)
         if first := next(frames, None):
-            shown += 1
+            shown = True
             yield from conversation.heading(end, first.first.side, first.first.node)
             yield from conversation.lines(chain([first], frames), verbose=verbose)
             yield from _end_of(tables, end)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -12,18 +12,20 @@ from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, j
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.text import printable
-from kafka_probe_console.errors import NothingFoundError
+from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period
-from kafka_probe_console.tables import OpenTables
+from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 10_000
 """Most ends of connections that a question may resolve to."""
+_NUMBERS_AT = CopiedSample._fields.index("monotonic_ns")
 _COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in CopiedSample._fields)
 _ORDER = {
     "time": "f.ts, f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part",
     "latency": "f.latency_us DESC, f.ts, f.monotonic_ns, f.tcp_seq, f.part",
     "bytes": "f.frame_bytes DESC, f.ts, f.monotonic_ns, f.tcp_seq, f.part",
 }
+_ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
 _OWNER = "owner.pod, owner.container_name, owner.unit, owner.comm"  # the first of them that is known
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
@@ -95,33 +97,70 @@ def _ends_by_ids(tables: OpenTables, seen: Iterable[_EndIds]) -> dict[_EndIds, C
 
 def ends_with_frames(
     tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
-) -> list[ConnectionEnd]:
-    """Return the ends at which matching frames were seen, in their order. An end without a row has ids only.
+) -> tuple[list[ConnectionEnd], bool]:
+    """Return the ends at which matching frames were seen, sorted as the question asks, and True if more match.
 
-    limit: most connections of which frames are decoded, where the question is about the contents of frames.
+    The ends are those of at most `limit` connections. An end without a row in the tables has ids only.
 
     Raises:
         NothingFoundError: there are none.
         UsageError: Kafka has no such API.
     """
     seen: dict[_EndIds, str | None] = {}
-    if question.of_contents:
-        flows = set[object]()
-        for frame in _frames(tables, question, found, None):
-            ids = frame.first.agent_id, frame.first.conn_id
-            flows.add(frame.first.flow_id or ids)
-            if len(flows) > limit:
-                break
-            seen[ids] = frame.first.flow_id
-    else:
-        where, values = _conditions(question, found)
-        ask = f"SELECT f.agent_id, f.conn_id, any_value(f.flow_id) FROM frames f WHERE {where} GROUP BY ALL"
-        rows = tables.rows(f"{ask} ORDER BY min(f.ts), f.agent_id, f.conn_id LIMIT ?", [*values, MOST_ENDS])
-        seen = {(agent_id, conn_id): flow_id for agent_id, conn_id, flow_id in rows}
+    flows = set[object]()
+    more = False
+    for agent_id, conn_id, flow_id in _ids_with_frames(tables, question, found):
+        flows.add(flow_id or (agent_id, conn_id))
+        more = len(flows) > limit or len(seen) == MOST_ENDS
+        if more:
+            break
+        seen[agent_id, conn_id] = flow_id
     if not seen:
         raise NothingFoundError(f"No frame matches. {_known_frames(tables)}")
+    return _with_facts(tables, seen), more
+
+
+def _ids_with_frames(
+    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None
+) -> Iterator[tuple[str | None, str | None, str | None]]:
+    """Yield agent_id, conn_id and flow_id of the ends with matching frames, possibly more than once."""
+    if question.of_contents:
+        for frame in _frames(tables, question, found, None):
+            yield frame.first.agent_id, frame.first.conn_id, frame.first.flow_id
+        return
+    where, values = _conditions(question, found)
+    ask = f"SELECT f.agent_id, f.conn_id, any_value(f.flow_id) FROM frames f WHERE {where} GROUP BY ALL"
+    order = f"{_ORDER_OF_ENDS[question.sort]}, f.agent_id, f.conn_id"
+    yield from tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1])
+
+
+def all_ends(tables: OpenTables, found: Sequence[ConnectionEnd]) -> list[dict[str, list[ConnectionEnd]]]:
+    """Return of each connection of these ends all ends with frames, by side, at most MOST_ENDS in total.
+
+    A connection has several ends of one side if an agent was restarted.
+    """
+    where, values = _of_ends(found)
+    ask = f"SELECT f.agent_id, f.conn_id, f.side, any_value(f.flow_id) FROM frames f WHERE {where} GROUP BY ALL"
+    rows = [*tables.rows(f"{ask} ORDER BY min(f.ts), f.agent_id, f.conn_id LIMIT ?", [*values, MOST_ENDS])]
+    facts = _with_facts(tables, {(agent_id, conn_id): flow_id for agent_id, conn_id, _, flow_id in rows})
+    known = {(end.agent_id, end.conn_id): end for end in facts}
+    connections: dict[object, dict[str, list[ConnectionEnd]]] = {_connection(end): {} for end in found}
+    for agent_id, conn_id, side, _ in rows:
+        end = known[agent_id, conn_id]
+        connections.setdefault(_connection(end), {}).setdefault(side, []).append(end)
+    return [*connections.values()]
+
+
+def _connection(end: ConnectionEnd) -> object:
+    return end.flow_id or (end.agent_id, end.conn_id)
+
+
+def _with_facts(tables: OpenTables, seen: Mapping[_EndIds, str | None]) -> list[ConnectionEnd]:
+    """Return ends by ids with what the tables have of them. flow_id is that of the frames: opens may be forged."""
     known = _ends_by_ids(tables, seen)
-    return [known.get(ids) or ConnectionEnd(*ids, flow_id, *[None] * 5) for ids, flow_id in seen.items()]
+    return [
+        replace(known.get(ids) or ConnectionEnd(*ids, *[None] * 6), flow_id=flow_id) for ids, flow_id in seen.items()
+    ]
 
 
 def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> int:
@@ -162,7 +201,7 @@ def _frames(
         chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {order} LIMIT ?"
         ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
         values = [*values, *values, limit]
-    rows = (CopiedSample(*row) for row in tables.rows(ask, values))
+    rows = map(_sample, tables.rows(ask, values))
     yield from islice((one for one in joined(rows) if _matches(one, question)), limit)
 
 
@@ -171,7 +210,13 @@ def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame
     where = "f.agent_id = ? AND f.conn_id = ?" + (" AND f.flow_id = ?" if end.flow_id else "")
     values = [end.agent_id, end.conn_id, *([end.flow_id] if end.flow_id else [])]
     ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part"
-    return joined(CopiedSample(*row) for row in tables.rows(ask, values))
+    return joined(map(_sample, tables.rows(ask, values)))
+
+
+def _sample(row: Row) -> CopiedSample:
+    if None in row[_NUMBERS_AT:] or row[0] is None:
+        raise TableError("The table frames has a row without a number: the pipeline has not written it.")
+    return CopiedSample(*row)
 
 
 def _matches(frame: CopiedFrame, question: Question) -> bool:

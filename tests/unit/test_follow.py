@@ -7,9 +7,10 @@ import os
 import pty
 import re
 import termios
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from click.testing import CliRunner
 
 from kafka_probe import cli, follow
 from kafka_probe.config import Config, load
+from kafka_probe.conversations.capture_flags import capture_output
 from kafka_probe.conversations.terminal import Terminal
 from kafka_probe.errors import UsageError
 from kafka_probe.follow import FollowSink, follow_settings
-from kafka_probe.follow_packets import PacketStream
+from kafka_probe.follow_outputs import JsonOutput, Output, TextOutput
+from kafka_probe.follow_packets import PacketOutput
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.setting_types import ArchiveFilter
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -55,12 +58,13 @@ def ns_ago(ago_s: float) -> int:
 class Follower:
     """An agent that is fed samples, the sink of `follow`, and what this prints."""
 
-    def __init__(self, packets: PacketStream | None = None, *, as_json: bool = False, **choice: str) -> None:
+    def __init__(self, output: Output | None = None, **choice: str) -> None:
         settings = {"archive": "all", "recorder_bytes": 0, "archive_filter": ArchiveFilter(**choice)}
         self.fed = Fed(archive=settings)
         self.notices: list[str] = []
         self.read, self.written = os.pipe()
-        self.sink = FollowSink(as_json=as_json, notice=self.notices.append, packets=packets, descriptor=self.written)
+        output = output or TextOutput(self.written, verbose=False)
+        self.sink = FollowSink(output, self.written, notice=self.notices.append)
         self.sink.connections = self.fed.agent.connections
 
     def interval(self, *samples: Samples) -> list[str]:
@@ -160,7 +164,7 @@ def test_lines_of_several_connections_are_below_their_names(followed: Follower) 
     ],
 )
 def test_all_conditions_of_the_choice_have_to_match(choice: dict[str, str], ids: set[int]) -> None:
-    with closing(Follower(None, as_json=True, **choice)) as follower:
+    with closing(Follower(JsonOutput(), **choice)) as follower:
         lines = follower.interval(
             opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2),
             opened(2, server_side=True, local=("10.0.0.1", 9092), peer=("10.9.9.9", 555), rx_base=5, tx_base=6),
@@ -229,11 +233,11 @@ def test_hostile_names_are_text(followed: Follower) -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_samples_beyond_the_bound_are_counted_in_a_notice(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MOST_SAMPLES", 4)
-    with closing(Follower(as_json=as_json)) as follower:
+    with closing(Follower(JsonOutput() if as_json else None)) as follower:
         lines = follower.interval(opened(1, rx_base=1, tx_base=2), exchange(1), exchange(2), exchange(3))
         assert not as_json or [json.loads(line) for line in lines]
         (notice,) = follower.notices
-        assert notice == "5 frames or parts left out in this interval: choose fewer connections."
+        assert notice.startswith("5 frames or parts left out in this interval: choose fewer connections.")
         follower.interval(exchange(4))
         assert len(follower.notices) == 1
 
@@ -294,17 +298,26 @@ def test_lines_are_fitted_to_a_terminal_and_to_nothing_else(monkeypatch: pytest.
     os.close(write)
 
 
+@contextmanager
+def follower_of_packets(file: Path, most_bytes: int = 1 << 30) -> Iterator[Follower]:
+    """Yield a follower that replaces the contents of a file; what it writes goes through its pipe."""
+    file.write_bytes(b"of an earlier run")
+    with file.open("ab") as old, closing(Follower(PacketOutput(old, most_bytes))) as follower:
+        yield follower
+
+
 @pytest.mark.parametrize("most_bytes", [1 << 30, 600])
 def test_packets_are_a_capture_file_while_they_pass(most_bytes: int, tmp_path: Path) -> None:
-    with closing(Follower(PacketStream(most_bytes))) as follower:
+    file = tmp_path / "live.pcapng"
+    with follower_of_packets(file, most_bytes) as follower:
         stopped: list[bool] = []
         follower.sink.on_closed = lambda: stopped.append(True)
         first = follower.interval_bytes(
             opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=2000, tx_base=1000), exchange(1), exchange(2)
         )
+        assert file.read_bytes() == b""
         ending = closed(1, ts_ns=ns_ago(0), error=104, first_state=7, closing_ns=ns_ago(0), sent_ns=ns_ago(30))
         last = follower.interval_bytes(ending, gone(1))
-    file = tmp_path / "live.pcapng"
     file.write_bytes(first + last)
     rows = tshark(file, "tcp.flags.str", "frame.comment")
     flags = [row[0].strip("·") for row in rows]
@@ -313,13 +326,103 @@ def test_packets_are_a_capture_file_while_they_pass(most_bytes: int, tmp_path: P
     assert "billing" in rows[0][1]
     if most_bytes > 600:
         assert [flag.replace("·", "") for flag in flags[3:]] == ["AP"] * 4 + ["AR"]
-        assert follower.notices == ["8 packets."]
+        assert follower.notices == ["8 packets of 1 connection."]
         assert not stopped
     else:
         assert stopped
         assert "ends early" in follower.notices[-1]
 
 
-def test_packets_and_json_are_not_both_written() -> None:
-    result = CliRunner().invoke(cli.follow, ["--json", "--pcapng", "-"])
-    assert str(result.exception) == "Use one of --json and --pcapng."
+def test_of_a_connection_with_both_ends_here_one_end_is_written(tmp_path: Path) -> None:
+    client, server = ("10.0.0.7", 40_001), ("10.0.0.1", 9092)
+    ends = (
+        opened(1, local=client, peer=server, rx_base=2000, tx_base=1000),
+        opened(2, local=server, peer=client, server_side=True, rx_base=1001, tx_base=2000),
+    )
+    with follower_of_packets(tmp_path / "live") as follower:
+        written = follower.interval_bytes(*ends, exchange(1), exchange(1, conn=2))
+        written += follower.interval_bytes(closed(1, ts_ns=ns_ago(0)), gone(1), exchange(2, conn=2))
+    file = tmp_path / "live.pcapng"
+    file.write_bytes(written)
+    assert {row[0] for row in tshark(file, "frame.interface_name")} == {"client's end"}
+    assert follower.notices == ["7 packets of 1 connection."]
+
+
+def test_frames_without_addresses_are_counted_and_nothing_of_them_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_INTERVALS_WAITED", 1)
+    with follower_of_packets(tmp_path / "live") as follower:
+        follower.sink.connections = lambda: ()
+        follower.interval_bytes(opened(1, rx_base=1, tx_base=2), exchange(1))
+        assert follower.notices[0].startswith("2 frames or parts left out in this interval")
+    assert not follower.sink._output._connections  # type: ignore[attr-defined]  # of the output of packets
+    assert follower.notices[-1] == "0 packets of 0 connections."
+
+
+def test_a_large_request_is_captured_whole_and_an_impossible_one_is_one_packet(tmp_path: Path) -> None:
+    with follower_of_packets(tmp_path / "live") as follower:
+        follower.interval_bytes(opened(1, rx_base=1, tx_base=2), asked(1))
+        sizes = []
+        for number, size in enumerate((1 << 20, 1 << 21, (1 << 30) - 1), 2):
+            large = asked(number)
+            large["frame_bytes"] = size
+            sizes.append(len(follower.interval_bytes(large, answered(number))))
+    assert sizes[0] > 1 << 20
+    assert sizes[1] < 1 << 13
+    assert sizes[2] < 1 << 11
+
+
+def test_a_failed_write_is_an_error_and_a_closed_pipe_is_not() -> None:
+    with Path("/dev/full").open("ab") as full:
+        sink = FollowSink(PacketOutput(full, 1 << 20), full.fileno())
+        sink.send([{"kind": "agent", "losses": {}}])  # type: ignore[list-item]  # what it uses of the event
+        sink.close(1)
+        assert sink.failure == "No space left on device"
+    follower = Follower()
+    os.close(follower.read)
+    follower.sink.write([MARK])
+    follower.sink.close(1)
+    assert follower.sink.failure is None
+    assert follower.sink.trouble() == "the reader closed the pipe"
+    os.close(follower.written)
+
+
+def test_a_command_that_cannot_start_leaves_the_file_and_starts_no_thread(tmp_path: Path) -> None:
+    file = tmp_path / "live"
+    before = threading.active_count()
+    with follower_of_packets(file):
+        assert threading.active_count() == before
+    assert file.read_bytes() == b"of an earlier run"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--json", "--pcapng", "-"], "Use one of --json and --pcapng."),
+        (["--pcapng", ""], "Give a file for --pcapng"),
+        (["--pcapng", "/dev/null/x"], "The file '/dev/null/x' of --pcapng cannot be written: Not a directory."),
+        (["--pcapng-bytes", "1MiB"], "--pcapng-bytes has no effect without --pcapng."),
+    ],
+)
+def test_flags_that_cannot_be_used_are_refused(flags: list[str], message: str) -> None:
+    error = CliRunner().invoke(cli.follow, flags).exception
+    assert isinstance(error, UsageError)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("size", ["1GB5", "1KiB"])
+def test_a_size_that_cannot_be_used_is_refused(size: str) -> None:
+    result = CliRunner().invoke(cli.follow, ["--pcapng", "-", "--pcapng-bytes", size])
+    assert result.exit_code == 2
+    assert "Invalid value for '--pcapng-bytes'" in result.stderr
+
+
+def test_packets_are_not_printed_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with pytest.raises(UsageError, match="cannot be printed to a terminal"), capture_output(os.ttyname(theirs)):
+            pass
+    finally:
+        os.close(ours)
+        os.close(theirs)

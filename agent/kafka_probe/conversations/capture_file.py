@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import IO
 
 from pcapng import FileWriter, blocks
 
 from kafka_probe.conversations.connection_packets import ConnectionPackets
 from kafka_probe.conversations.packets import Packet
+from kafka_probe.setting_types import KAFKA_PORT
 from kafka_probe.text import printable
 
-_KAFKA_PORT = 9092  # which Wireshark knows
+MOST_FILLED_BYTES = (1 << 20) + (64 << 10)
+"""Size of the longest request that is captured whole. Producers send at most 1 MiB by default."""
 _RAW_IP = 101  # LINKTYPE_RAW
 _IPV4, _IPV6 = 1, 2  # types of records of a name resolution block
 _COMMENT_CHARACTERS = 1000
 _NAME_CHARACTERS = 255
-_BLOCK_BYTES = 100  # of a packet in the file besides its data and comments, about
+_BLOCK_BYTES = 100  # approximate size of a block without its data and comments
 _COMMENTS = 20  # of a packet: a frame may have thousands of record sets
+_MOST_PORTS = 10  # in the summary
 
 
 class CaptureFile:
-    """A capture file of at most about `most_bytes`, written to a stream as packets come.
+    """A capture file of at most about `most_bytes`, written as packets come.
 
-    It has an interface for each side, so that packets of one connection seen at both ends are distinct.
-    packets: how many it has; full: one did not fit, and no further one is written.
+    It has an interface for each side, so that packets of one connection seen at both ends are distinct. Requests are
+    captured whole until they take half of the file. full: a packet did not fit, and no further one is written.
     """
 
-    def __init__(self, stream: IO[bytes], most_bytes: int) -> None:
+    def __init__(self, file: IO[bytes], most_bytes: int) -> None:
         self._left_bytes = most_bytes
+        self._fill_bytes = most_bytes // 2
         self._ports: dict[int, None] = {}
-        self.packets = 0
+        self._connections = self._packets = 0
         self.full = False
         self._section = blocks.SectionHeader(
             options={"shb_userappl": f"kafka-probe {version('kafka-probe')}", "opt_comment": _ABOUT}
@@ -41,20 +47,27 @@ class CaptureFile:
             self._section.new_member(
                 blocks.InterfaceDescription, link_type=_RAW_IP, snaplen=0, options={"if_name": f"{side}'s end"}
             )
-        self._writer = FileWriter(stream, self._section)
+        self._writer = FileWriter(file, self._section)
         self._named: set[IPv4Address | IPv6Address] = set()
 
     def announce(self, connection: ConnectionPackets) -> None:
-        """Add the name of the host at which a connection was seen, if it fits."""
+        """Count a connection, and add the name of the host at which it was seen, if that fits."""
+        self._connections += 1
         self._ports[connection.server_port] = None
         address = connection.own.address
-        node = printable(connection.node or "", _NAME_CHARACTERS)
-        if not node or address.is_loopback or address in self._named or not self._take([node]):
+        name = _host_name(connection.node or "")
+        if not name or address.is_loopback or address in self._named or not self._take([name]):
             return
         self._named.add(address)
         kind = _IPV4 if address.version == 4 else _IPV6
-        record = {"type": kind, "address": str(address), "names": [node]}
+        record = {"type": kind, "address": str(address), "names": [name]}
         self._writer.write_block(self._section.new_member(blocks.NameResolution, records=[record]))
+
+    def may_fill(self, size: int) -> bool:
+        """Return True if a request of so many bytes may be captured whole, and count its bytes."""
+        fits = size <= min(MOST_FILLED_BYTES, self._fill_bytes)
+        self._fill_bytes -= size * fits
+        return fits
 
     def write(self, packet: Packet, *, server_side: bool = False) -> bool:
         """Add a packet, seen at either end, with its first comments; return False if it does not fit."""
@@ -64,7 +77,7 @@ class CaptureFile:
         self.full = self.full or not self._take([*comments, packet.captured])
         if self.full:
             return False
-        self.packets += 1
+        self._packets += 1
         self._writer.write_block(
             self._section.new_member(
                 blocks.EnhancedPacket,
@@ -81,10 +94,10 @@ class CaptureFile:
 
     def summary(self) -> str:
         """Return what the file contains, and how to read it, as a text."""
-        decode_as = " ".join(f"-d tcp.port=={port},kafka" for port in self._ports if port != _KAFKA_PORT)
         ended = " The file has as many bytes as --pcapng-bytes allows, and ends early." if self.full else ""
-        read = f" Read them with {decode_as}" if decode_as else ""
-        return f"{self.packets:,} packets.{ended}{read}"
+        options = decode_as([*self._ports][:_MOST_PORTS])
+        read = f" Wireshark and tshark need {options}" if options else ""
+        return f"{self._packets:,} packets of {_counted(self._connections)}.{ended}{read}"
 
     def _take(self, contents: Iterable[str | bytes]) -> bool:
         """Return True if a block with these contents fits, and count its bytes."""
@@ -93,6 +106,24 @@ class CaptureFile:
             return False
         self._left_bytes -= size
         return True
+
+
+def decode_as(ports: Iterable[int]) -> str:
+    """Return the options by which Wireshark and tshark decode Kafka on these ports, except on that which they know."""
+    return " ".join(f"-d tcp.port=={port},kafka" for port in ports if port != KAFKA_PORT)
+
+
+def _counted(connections: int) -> str:
+    return "1 connection" if connections == 1 else f"{connections:,} connections"
+
+
+def _host_name(node: str) -> str:
+    """Return a node's name as that of a host; an empty text if it would pass for an address."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", node)[:_NAME_CHARACTERS]
+    with suppress(ValueError):
+        ip_address(name)
+        return ""
+    return name
 
 
 _ABOUT = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample
-from kafka_probe.conversations.packets import Endpoint, Packet, PacketMaker
+from kafka_probe.conversations.packets import MOST_SEGMENTED_BYTES, Endpoint, Packet, PacketMaker
 from kafka_probe.conversations.wire_frames import wire_frame
 
 _FLOW_ID = re.compile("([0-9a-f]{8})([0-9a-f]{8})")  # sequence numbers of the first payload of client and server
@@ -21,7 +21,9 @@ class ConnectionPackets:
     server's end; server_port: the port of the broker.
     """
 
-    def __init__(self, own: Endpoint, other: Endpoint, end: ConnectionEnd, first: CopiedSample) -> None:
+    def __init__(
+        self, own: Endpoint, other: Endpoint, end: ConnectionEnd, first: CopiedSample, comments: Iterable[str]
+    ) -> None:
         self.server_side = first.side == "server"
         client, server = (other, own) if self.server_side else (own, other)
         known = _FLOW_ID.fullmatch(end.flow_id or "")
@@ -32,43 +34,57 @@ class ConnectionPackets:
             f"client {end.client_id or 'without id'}",
             end.software or "unknown library",
             end.owner or "unknown process",
+            *comments,
         )
         self.own = own
         self.node = first.node
         self.server_port = server.port
 
     @classmethod
-    def of(cls, end: ConnectionEnd, first: CopiedSample) -> Self | None:
-        """Return the packets of an end with this first sample; None if an address is not known."""
+    def of(cls, end: ConnectionEnd, first: CopiedSample, comments: Iterable[str] = ()) -> Self | None:
+        """Return the packets of an end with this first sample; None if no packet can have its addresses."""
         own, other = Endpoint.of(end.local), Endpoint.of(end.peer)
-        return cls(own, other, end, first) if own and other else None
-
-    def comment(self, comments: Iterable[str]) -> None:
-        """Add comments to the first packet, which must not have been made."""
-        self._comments = (*self._comments, *comments)
+        if own is None or other is None or own.address.version != other.address.version:
+            return None
+        return cls(own, other, end, first, comments)
 
     def opened(self, ts_us: int) -> Iterator[Packet]:
         """Yield the handshake; nothing if the sequence numbers are not known."""
         yield from self._commented(self._maker.handshake(min(ts_us, self._first_us)))
 
-    def frame(self, frame: CopiedFrame) -> Iterator[Packet]:
-        """Yield the packets of a frame."""
-        first = frame.first
+    def frame(self, frame: CopiedFrame, may_fill: Callable[[int], bool]) -> Iterator[Packet]:
+        """Yield the packets of a frame.
+
+        may_fill: called with the bytes of a request; False: it is captured only up to its last known byte.
+        """
+        first, response = frame.first, frame.response
         self._last_us = max(self._last_us, first.ts_us)
         wire, size = wire_frame(frame), first.frame_bytes
-        yield from self._commented(self._maker.frame(first.ts_us, first.tcp_seq, wire, size, response=frame.response))
+        whole = not response and may_fill(size)
+        if not response and not whole:
+            wire.comments.append("captured up to its last known byte: Wireshark does not match it with its response")
+        if size > MOST_SEGMENTED_BYTES:
+            wire.comments.append("packets after the first one of this frame are left out")
+        packets = self._maker.frame(first.ts_us, first.tcp_seq, wire, size, response=response, whole=whole)
+        yield from self._commented(packets)
 
     def closed(self, how: str, closed_by: str, closing_us: int, closed_us: int) -> Iterator[Packet]:
         """Yield the packets of the end of the connection, from fields of `close`; times are µs since epoch."""
-        by_server = (closed_by == "local") == self.server_side
+        if closed_by not in ("local", "peer") or how not in ("fin", "rst_sent", "rst_received"):
+            return
         closing_us, closed_us = max(closing_us, self._last_us), max(closed_us, self._last_us)
+        first_is_server = (closed_by == "local") == self.server_side
+        reset_is_server = (how == "rst_sent") == self.server_side
         if how == "fin":
-            yield self._maker.fin(closing_us, of_server=by_server)
-            yield self._maker.fin(closed_us, of_server=not by_server)
-        elif how in ("rst_sent", "rst_received"):
-            yield self._maker.reset(closing_us, of_server=by_server)
+            yield self._maker.fin(closing_us, of_server=first_is_server)
+            yield self._maker.fin(closed_us, of_server=not first_is_server)
+        elif first_is_server == reset_is_server:
+            yield self._maker.reset(closing_us, of_server=reset_is_server)
+        else:  # one end closed in order, and the other one answered with a reset
+            yield self._maker.fin(closing_us, of_server=first_is_server)
+            yield self._maker.reset(closed_us, of_server=reset_is_server)
 
     def _commented(self, packets: Iterable[Packet]) -> Iterator[Packet]:
         for packet in packets:
-            yield packet._replace(comments=(*self._comments, *packet.comments)) if self._comments else packet
-            self._comments = ()
+            comments, self._comments = (*self._comments, *packet.comments), ()
+            yield packet._replace(comments=comments)

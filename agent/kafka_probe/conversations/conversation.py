@@ -124,9 +124,9 @@ def reminder(end: ConnectionEnd, side: str | None) -> str:
 def closing(side: str, closed_by: str, how: str, idle_us: int | None) -> str:
     """Return the line about the end of a connection, from the fields of `close`."""
     far = "client" if side == "server" else "server"
-    who = {"local": f"the {side}", "peer": f"the {far}"}.get(closed_by, closed_by)
     idle = f" after {milliseconds(idle_us)} of silence" if idle_us is not None else ""
-    return f"{INDENT}closed by {who} ({how}){idle}"
+    who = {"local": f"by the {side} ({how})", "peer": f"by the {far} ({how})"}.get(closed_by, "by an unknown end")
+    return f"{INDENT}closed {who}{idle}"
 
 
 def row(frame: CopiedFrame, end: ConnectionEnd | None) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,13 @@ from kafka_probe.conversations.wire_frames import WireFrame, Zeros
 
 SEGMENT_BYTES = 65_000
 """Payload of one packet."""
+MOST_SEGMENTED_BYTES = 128 << 20
+"""Size of the longest frame whose packets are all written. Brokers refuse requests above 100 MiB by default."""
 _WINDOW, _HOPS, _TCP, _TCP_BYTES = 0xFFFF, 64, 6, 20
 _MODULUS = 1 << 32
+
+
+_ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 
 
 class Bit(IntFlag):
@@ -46,16 +52,17 @@ class Endpoint(NamedTuple):
     def of(cls, text: str | None) -> Endpoint | None:
         """Return the endpoint of a text such as `10.0.0.1:9092` or `[::1]:9092`; None of any other text.
 
-        A scope, as in `[fe80::1%eth0]:9092`, has no place in a packet.
+        An IPv4 address in IPv6 notation becomes IPv4. A scope, as in `[fe80::1%eth0]:9092`, is in no packet.
         """
-        if "%" in (text or ""):
-            return None
-        address, _, port = (text or "").rpartition(":")
+        found = _ENDPOINT.fullmatch(text or "")
         try:
-            found = cls(ip_address(address.strip("[]")), int(port))
+            address = ip_address(found[1] or found[2]) if found else None
         except ValueError:
             return None
-        return found if 0 <= found.port < 1 << 16 else None
+        if found is None or address is None or int(found[3]) >= 1 << 16:
+            return None
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return cls(mapped or address, int(found[3]))
 
 
 @dataclass(slots=True)
@@ -69,31 +76,36 @@ class PacketMaker:
     """Makes the packets of one connection. client_base, server_base: sequence number of the first payload, if known."""
 
     def __init__(self, client: Endpoint, server: Endpoint, client_base: int | None, server_base: int | None) -> None:
-        self._ways = {
+        self._directions = {
             False: _Direction(client, server, client_base),
             True: _Direction(server, client, server_base),
         }
 
     def sequence(self, *, response: bool) -> int:
         """Return the sequence number of a direction's next byte, as far as it is known."""
-        return self._ways[response].next or 0
+        return self._directions[response].next or 0
 
     def handshake(self, ts_us: int) -> Iterator[Packet]:
         """Yield the three packets that open the connection; none if the sequence numbers are not known."""
-        client, server = self._ways[False].next, self._ways[True].next
+        client, server = self._directions[False].next, self._directions[True].next
         if client is None or server is None:
             return
         yield self._packet(ts_us, False, Bit.SYN, (client - 1) % _MODULUS, 0)
         yield self._packet(ts_us, True, Bit.SYN | Bit.ACK, (server - 1) % _MODULUS, client)
         yield self._packet(ts_us, False, Bit.ACK, client, server)
 
-    def frame(self, ts_us: int, tcp_seq: int, wire: WireFrame, size: int, *, response: bool) -> Iterator[Packet]:
-        """Yield the packets of a frame. size: of the frame on the wire, of which `wire` may know less."""
-        way = self._ways[response]
+    def frame(
+        self, ts_us: int, tcp_seq: int, wire: WireFrame, size: int, *, response: bool, whole: bool
+    ) -> Iterator[Packet]:
+        """Yield the packets of a frame; only the first if it exceeds MOST_SEGMENTED_BYTES.
+
+        size: bytes on the wire, of which `wire` may know less. whole: capture all that `wire` knows, not only the
+        beginning up to zeros.
+        """
         # tshark matches a request with its response only if all of it is captured. Of a long response it waits for the
         # other packets unless the first one is cut.
-        captured = iter([_beginning(wire, min(size, SEGMENT_BYTES - 1))]) if response else _segments(wire)
-        for start in range(0, size, SEGMENT_BYTES):
+        captured = _segments(wire) if whole else iter([_beginning(wire, min(size, SEGMENT_BYTES - 1))])
+        for start in range(0, size if size <= MOST_SEGMENTED_BYTES else SEGMENT_BYTES, SEGMENT_BYTES):
             payload = min(size - start, SEGMENT_BYTES)
             yield self._packet(
                 ts_us,
@@ -105,13 +117,13 @@ class PacketMaker:
                 payload,
                 () if start else wire.comments,
             )
-        way.next = (tcp_seq + size) % _MODULUS
+        self._directions[response].next = (tcp_seq + size) % _MODULUS
 
     def fin(self, ts_us: int, *, of_server: bool) -> Packet:
         """Return the packet by which a side ends its direction."""
         packet = self._end(ts_us, Bit.FIN | Bit.ACK, of_server)
-        way = self._ways[of_server]
-        way.next = ((way.next or 0) + 1) % _MODULUS
+        direction = self._directions[of_server]
+        direction.next = ((direction.next or 0) + 1) % _MODULUS
         return packet
 
     def reset(self, ts_us: int, *, of_server: bool) -> Packet:
@@ -120,7 +132,7 @@ class PacketMaker:
 
     def _end(self, ts_us: int, flags: Bit, of_server: bool) -> Packet:
         return self._packet(
-            ts_us, of_server, flags, self._ways[of_server].next or 0, self._ways[not of_server].next or 0
+            ts_us, of_server, flags, self._directions[of_server].next or 0, self._directions[not of_server].next or 0
         )
 
     def _packet(
@@ -134,8 +146,8 @@ class PacketMaker:
         payload: int = 0,
         comments: Sequence[str] = (),
     ) -> Packet:
-        way = self._ways[response]
-        head = _headers(way.source, way.target, flags, sequence, acknowledged, payload)
+        direction = self._directions[response]
+        head = _headers(direction.source, direction.target, flags, sequence, acknowledged, payload)
         return Packet(max(ts_us, 0), head + captured, len(head) + payload, comments)
 
 

@@ -22,7 +22,7 @@ from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS, uvarint
 _UNSUPPORTED_VERSION = 35  # error code
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # a record batch of magic 2 up to and with its number of records
 _NO_TAG = -1
-_MOST_FRAME_BYTES = (1 << 31) - 1
+_LEAST_REFUSED_BYTES = (1 << 30) + 4  # the kernel takes no frame of this size for one of Kafka
 _LONGEST = {0: 1 << 30, 1: 1 << 30, 2: (1 << 15) - 1, 4: 1 << 30}  # field by the width of its length, see _Hidden
 
 
@@ -40,7 +40,7 @@ class Zeros(NamedTuple):
 
 
 class _EndedError(Exception):
-    """The copied data ends here, or no frame has what follows."""
+    """Raised when the copied data ends, or a length or count is impossible."""
 
 
 @dataclass(slots=True)
@@ -58,6 +58,9 @@ class WireFrame:
 def wire_frame(frame: CopiedFrame) -> WireFrame:
     """Return the frame as far as it can be rebuilt."""
     rebuilt = WireFrame([_head(frame)])
+    if not 4 <= frame.first.frame_bytes < _LEAST_REFUSED_BYTES:
+        rebuilt.comments.append(f"no frame has {frame.first.frame_bytes} bytes: the event was not an agent's")
+        return rebuilt
     whole, hidden = _add_body(rebuilt, frame)
     missing = frame.first.frame_bytes - rebuilt.known_bytes
     if missing < 0:  # it is not what these rules describe: only the header is sure
@@ -104,18 +107,18 @@ def _add_body(rebuilt: WireFrame, frame: CopiedFrame) -> tuple[bool, list[_Hidde
 def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> int:
     """Give the first hidden fields the bytes that the frame lacks; return how many they have taken."""
     taken = 0
-    shares: list[tuple[_Hidden, int]] = []
+    filled: dict[int, tuple[bytes, Zeros]] = {}
     for place in hidden:
         share = min(missing - taken, _LONGEST[place.width])
         if share <= 0:
             break
-        shares.append((place, share))
-        taken += share
-    for place, share in reversed(shares):
         length, prefix = _prefix(place.width, share)
-        rebuilt.parts[place.part : place.part + 1] = [prefix, Zeros(length)]
-    if shares:
-        unsure = "; the lengths of other withheld fields are part of it" if len(hidden) > len(shares) else ""
+        filled[place.part] = prefix, Zeros(length)
+        taken += share
+    if filled:
+        parts = enumerate(rebuilt.parts)
+        rebuilt.parts = [new for number, part in parts for new in filled.get(number, (part,))]
+        unsure = "; the lengths of other withheld fields are part of it" if len(hidden) > len(filled) else ""
         rebuilt.comments.append(f"{taken} bytes of fields withheld{unsure}")
     return taken
 
@@ -150,7 +153,7 @@ class _CopyProgramRun:
     def __init__(self, frame: CopiedFrame, program: tuple[int, ...], rebuilt: WireFrame, *, flexible: bool) -> None:
         self._frame = frame
         self._data = frame.data
-        self._most = min(frame.first.frame_bytes, _MOST_FRAME_BYTES)  # length or count of a field
+        self._most = frame.first.frame_bytes  # length or count of a field
         self._at = 0
         self._program = program
         self._flexible = flexible

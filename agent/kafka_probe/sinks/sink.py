@@ -32,9 +32,13 @@ class Sink(Protocol):
 
 @runtime_checkable
 class EndingSink(Protocol):
-    """A sink that can end by itself, as when its reader closes a pipe. It calls `on_closed` then, in any thread."""
+    """A sink that can end by itself, as when its reader closes a pipe. It calls `on_closed` then, in any thread.
+
+    failure: why its output cannot be written; None if it can, or if the reader closed the pipe.
+    """
 
     on_closed: Callable[[], None]
+    failure: str | None
 
 
 @runtime_checkable

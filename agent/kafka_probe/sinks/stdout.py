@@ -24,7 +24,7 @@ STDOUT = 1
 class StdoutSink:
     """A `Sink` that writes the line that `render` returns for an event, with its newline; None means no line.
 
-    buffer_bytes: most bytes queued. The sink's thread calls `on_closed` when a write fails, as to a closed pipe.
+    buffer_bytes: most bytes queued. The sink's thread calls `on_closed` when a write fails.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class StdoutSink:
         self.on_closed: Callable[[], None] = lambda: None
         self._render = render
         self._descriptor = descriptor
+        self.failure: str | None = None
         self._broken = False
         self._outbox = Outbox(buffer_bytes)
         self._worker = Worker("stdout-sink", self._outbox, self._deliver)
@@ -58,7 +59,7 @@ class StdoutSink:
         return {"sink_events": self._outbox.events_delivered, "sink_bytes": self._outbox.bytes_delivered}
 
     def trouble(self) -> str | None:
-        return "the reader closed standard output" if self._broken else None
+        return (self.failure or "the reader closed the pipe") if self._broken else None
 
     def _deliver(self, batch: Batch) -> None:
         if not self._broken:
@@ -66,8 +67,9 @@ class StdoutSink:
                 _write(self._descriptor, batch.lines)
                 self._outbox.finish(batch)
                 return
-            except OSError:
+            except OSError as error:
                 self._broken = True
+                self.failure = None if isinstance(error, BrokenPipeError) else error.strerror
                 self.on_closed()
         self._outbox.finish(batch, [(batch, "sink_send_failed")])
 

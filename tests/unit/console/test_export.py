@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kafka_probe.conversations import capture_flags
 from kafka_probe.conversations.capture_file import CaptureFile
 from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.packets import Endpoint, PacketMaker
@@ -69,7 +72,7 @@ def ends(client: str, server: str) -> tuple[Endpoint, Endpoint]:
 def test_a_connection_has_its_handshake_its_frames_and_its_end(tables: Path, tmp_path: Path) -> None:
     file = tmp_path / "one.pcapng"
     result = export(tables, "--client", CLIENT_ID, "--pcapng", str(file))
-    assert result.stderr == "7 packets. Read them with -d tcp.port==9093,kafka\n"
+    assert result.stderr == "7 packets of 1 connection. Wireshark and tshark need -d tcp.port==9093,kafka\n"
     rows = tshark(file, "ip.src", "tcp.srcport", "tcp.flags.str", "tcp.seq_raw", "tcp.ack_raw", "kafka.correlation_id")
     assert [[host, port, flags.strip("·"), *rest] for host, port, flags, *rest in rows] == [
         ["10.1.0.1", "40001", "S", str(ISN), "0", ""],
@@ -109,7 +112,8 @@ def test_conditions_on_frames_choose_among_the_connections_of_a_client(tables: P
     result = export(tables, "--client", "*", "--correlation-id", "7", "--pcapng", str(tmp_path / "both"))
     assert len(tshark(tmp_path / "both", "frame.number", only="tcp.flags.syn == 1 && tcp.flags.ack == 0")) == 2
     result = export(tables, "--client", "*", "--limit", "1", "--pcapng", str(tmp_path / "one"))
-    assert result.stderr.startswith("7 packets.")
+    assert result.stderr.startswith("7 packets of 1 connection.")
+    assert result.stderr.endswith("More connections match: raise --limit.\n")
 
 
 def test_a_client_id_with_a_line_break_is_one_line_of_a_message(tables: Path) -> None:
@@ -120,35 +124,117 @@ def test_many_comments_are_shortened_and_count_towards_the_size_of_the_file() ->
     connection, stream = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
     output = CaptureFile(stream, 10_000)
     wire = WireFrame([b"head"], ["c" * 400] * 5000)
-    (packet,) = connection.frame(1, 1, wire, 4, response=True)
+    (packet,) = connection.frame(1, 1, wire, 4, response=True, whole=False)
     assert output.write(packet)
     assert b"4980 more comments on this frame are left out" in stream.getvalue()
     assert not output.write(packet)
     assert len(stream.getvalue()) < 10_000
 
 
-def test_the_end_is_chosen_where_both_ends_were_archived(tmp_path: Path) -> None:
-    fed = Fed(archive={"archive": "all"})
-    client, server = ("10.1.0.1", 40_001), ("10.1.0.2", 9093)
-    for conn, of_server in ((1, False), (2, True)):
-        local, peer = (server, client) if of_server else (client, server)
-        tx_base, rx_base = (2 * ISN, ISN + 1) if of_server else (ISN, 2 * ISN)
-        fed.see(opened(conn, local=local, peer=peer, server_side=of_server, tx_base=tx_base, rx_base=rx_base))
+@dataclass
+class BothEnds:
+    """Events of connections with both ends archived; the n-th has the flow id that its sequence numbers give."""
+
+    fed: Fed = field(default_factory=lambda: Fed(archive={"archive": "all"}))
+
+    def see(self, conn: int, number: int, *, server_side: bool, latency_us: int = 1000) -> None:
+        """Let an agent see an exchange at one end of a connection."""
+        client, server, isn = ("10.1.0.1", 40_000 + number), ("10.1.0.2", 9093), number * ISN
+        local, peer = (server, client) if server_side else (client, server)
+        tx_base, rx_base = (2 * isn, isn + 1) if server_side else (isn, 2 * isn)
+        self.fed.see(opened(conn, local=local, peer=peer, server_side=server_side, tx_base=tx_base, rx_base=rx_base))
         asked = request(ApiKey.METADATA, 8, conn, client_id=CLIENT_ID, correlation_id=7)
-        asked["ts_ns"], asked["tcp_seq"] = conn * SECOND_NS, ISN + 1
+        asked["ts_ns"], asked["tcp_seq"] = conn * SECOND_NS, isn + 1
         asked["frame_bytes"] = 12 + sum(asked["size"].tolist())
-        fed.see(asked)
-    fed.report()
-    write_tables(tmp_path, fed.sink.events, fed.archive_sink.events)
-    seen: dict[str, list[tuple[str, float]]] = {}
-    for end in ("client", "server", "both"):
-        export(tmp_path, "--pcapng", str(tmp_path / end), "--end", end)
-        rows = tshark(tmp_path / end, "frame.interface_name", "frame.time_epoch", only="tcp.len > 0")
-        seen[end] = [(name, float(time_s)) for name, time_s in rows]
-    assert seen["both"] == [*seen["client"], *seen["server"]]
-    ((at_client, client_s),), ((at_server, server_s),) = seen["client"], seen["server"]
-    assert (at_client, at_server) == ("client's end", "server's end")
-    assert client_s < server_s
+        answered = response(ApiKey.METADATA, 8, conn, correlation_id=7, latency_us=latency_us)
+        answered["ts_ns"], answered["tcp_seq"] = conn * SECOND_NS + latency_us * 1000, 2 * isn
+        answered["frame_bytes"] = 8 + sum(answered["size"].tolist())
+        self.fed.see(asked, answered)
+
+    def written(self, tables: Path, *flags: str, without_opens_of: Sequence[str] = ()) -> list[tuple[str, str, float]]:
+        """Export from tables with the events; return interface, source port and time of each packet with payload."""
+        self.fed.report()
+        events = [
+            event
+            for event in self.fed.sink.events
+            if not (event["kind"] in ("open", "flow", "close") and event["conn_id"] in without_opens_of)
+        ]
+        write_tables(tables, events, self.fed.archive_sink.events)
+        result = export(tables, "--pcapng", str(tables / "file"), *flags)
+        assert result.exception is None, result.exception
+        columns = ("frame.interface_name", "tcp.srcport", "frame.time_epoch")
+        rows = tshark(tables / "file", *columns, only="tcp.len > 0")
+        return [(name, port, float(time_s)) for name, port, time_s in rows]
+
+
+CLIENTS_END, SERVERS_END = "client's end", "server's end"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ends"),
+    [
+        ((), [CLIENTS_END]),
+        (("--end", "server"), [SERVERS_END]),
+        (("--side", "server"), [SERVERS_END]),
+        (("--side", "server", "--end", "client"), [CLIENTS_END]),
+        (("--end", "both", "--limit", "1"), [CLIENTS_END, SERVERS_END]),
+        (("--end", "both", "--slower", "5"), [CLIENTS_END, SERVERS_END]),
+        (("--end", "server", "--slower", "5"), [SERVERS_END]),
+    ],
+)
+def test_the_end_is_chosen_whichever_end_matches(flags: tuple[str, ...], ends: list[str], tmp_path: Path) -> None:
+    both = BothEnds()
+    both.see(1, 1, server_side=False, latency_us=9000)
+    both.see(2, 1, server_side=True)
+    rows = both.written(tmp_path, *flags)
+    assert [name for name, _, _ in rows] == [name for name in ends for _ in range(2)]
+
+
+def test_the_slowest_connections_come_first(tmp_path: Path) -> None:
+    both = BothEnds()
+    for number, latency_us in ((1, 1000), (2, 9000), (3, 5000)):
+        both.see(number, number, server_side=False, latency_us=latency_us)
+    rows = both.written(tmp_path, "--sort", "latency", "--limit", "2")
+    assert [port for _, port, _ in rows if port != "9093"] == ["40002", "40003"]
+
+
+def test_an_agent_that_was_restarted_has_two_ends_of_one_side(tmp_path: Path) -> None:
+    both = BothEnds()
+    both.see(1, 1, server_side=False)
+    both.see(2, 1, server_side=False)
+    both.see(3, 1, server_side=True)
+    rows = both.written(tmp_path)
+    assert [name for name, _, _ in rows] == [CLIENTS_END] * 4
+
+
+def test_the_other_end_is_written_if_the_addresses_of_the_chosen_one_are_not_known(tmp_path: Path) -> None:
+    both = BothEnds()
+    both.see(1, 1, server_side=False)
+    both.see(2, 1, server_side=True)
+    rows = both.written(tmp_path, without_opens_of=[f"{1:016x}"])
+    assert [name for name, _, _ in rows] == [SERVERS_END] * 2
+
+
+def test_forged_ends_of_a_flow_hide_no_end(tmp_path: Path) -> None:
+    both = BothEnds()
+    both.see(1, 1, server_side=False)
+    both.see(2, 1, server_side=True)
+    both.fed.report()
+    frames = both.fed.archive_sink.events
+    for side in ("x", "y"):
+        forged = json.loads(json.dumps(frames[0]))
+        forged["agent_id"] = f"forged {side}"
+        for end in forged["ends"]:
+            end["side"] = side
+        frames.insert(0, forged)
+    opens = [event for event in both.fed.sink.events if event["kind"] == "open"]
+    both.fed.sink.events.append({**opens[0], "flow_id": "f" * 16, "ts": opens[0]["ts"] + 1})
+    assert [name for name, _, _ in both.written(tmp_path)] == [CLIENTS_END] * 2
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tables: Path) -> None:
+    result = export(tables, "--api", "Metadata", "--pcapng", "/dev/full")
+    assert str(result.exception) == "The capture file cannot be written: No space left on device."
 
 
 def test_two_exports_are_equal_and_standard_output_is_a_file(tables: Path, tmp_path: Path) -> None:
@@ -159,7 +245,8 @@ def test_two_exports_are_equal_and_standard_output_is_a_file(tables: Path, tmp_p
     assert export(tables, "--api", "Metadata", "--pcapng", "-").stdout_bytes == first.read_bytes()
 
 
-def test_a_full_file_ends_with_a_sentence(tables: Path, tmp_path: Path) -> None:
+def test_a_full_file_ends_with_a_sentence(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_flags, "_LEAST_BYTES", 1)
     result = export(tables, "--api", "Metadata", "--pcapng", str(tmp_path / "small"), "--pcapng-bytes", "500")
     assert "The file has as many bytes as --pcapng-bytes allows, and ends early." in result.stderr
     assert len(tshark(tmp_path / "small", "frame.number")) >= 1
@@ -180,7 +267,9 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
         for message in (asked, answered, asked, answered):
             frame, size = copied(message), len(message.frame())
             sequence = connection.sequence(response=message.response)
-            for packet in connection.frame(1, sequence, wire_frame(frame), size, response=message.response):
+            for packet in connection.frame(
+                1, sequence, wire_frame(frame), size, response=message.response, whole=not message.response
+            ):
                 output.write(packet)
     responses = tshark(file, "kafka.api_key", "kafka.request_frame", only="kafka.request_frame")
     assert [key for key, _ in responses] == ["0", "0"]
@@ -192,13 +281,17 @@ def test_a_gigabyte_of_responses_is_a_small_file() -> None:
     output, size = CaptureFile(stream, 1 << 30), 100 << 20
     for _ in range(10):
         wire = WireFrame([b"head", Zeros(size - 4)])
-        for packet in connection.frame(1, connection.sequence(response=True), wire, size, response=True):
+        for packet in connection.frame(1, connection.sequence(response=True), wire, size, response=True, whole=False):
             output.write(packet)
     assert len(stream.getvalue()) < 5_000_000
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "10.0.0.1", "broker:9092", "10.0.0.1:70000", "10.0.0.1:-1", "[::1]:x", "[fe80::1%x]:1"]
+    "text",
+    [
+        *(None, "", "10.0.0.1", "broker:9092", "10.0.0.1:70000", "10.0.0.1:-1", "[::1]:x", "[fe80::1%x]:1"),
+        *("1.2.3.4: 9 ", "]]1.2.3.4[:1_0", "10.0.0.1:٩", "::1:9092", "[10.0.0.1:9092"),
+    ],
 )
 def test_a_text_that_is_no_endpoint_is_none(text: str | None) -> None:
     assert Endpoint.of(text) is None
@@ -217,7 +310,7 @@ def test_a_forged_size_takes_no_memory(size: int) -> None:
     wire = wire_frame(CopiedFrame(frame.first._replace(frame_bytes=size), frame.data, whole=True, copied_all=True))
     tracemalloc.start()
     try:
-        packets = islice(connection.frame(1, 1, wire, size, response=False), 100)
+        packets = islice(connection.frame(1, 1, wire, size, response=False, whole=True), 100)
         assert all(packet.size <= 1 << 16 for packet in packets)
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -153,4 +153,7 @@ def test_no_bytes_of_any_api_are_an_error(rule: CopyRule, response: bool, data: 
     first = copied(message_of("ApiVersions", response, 0, {})).first
     forged = first._replace(api_key=rule.api_key, api_version=rule.api_version, frame_bytes=size)
     rebuilt = wire_frame(CopiedFrame(forged, data, whole=True, copied_all=True))
-    assert rebuilt.known_bytes <= max(size, 12)
+    if response or size < 4:
+        assert rebuilt.known_bytes <= max(size, 12)
+    else:
+        assert rebuilt.known_bytes == max(size, 12)

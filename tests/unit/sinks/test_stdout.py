@@ -32,7 +32,7 @@ def test_a_reader_that_has_gone_asks_the_agent_to_stop_and_the_rest_is_counted()
     assert sink.trouble() is None
     sink.send([event(seq=0)])
     assert gone.wait(5)
-    assert sink.trouble() == "the reader closed standard output"
+    assert sink.trouble() == "the reader closed the pipe"
     sink.send([event(seq=1)])
     sink.close(5)
     os.close(write)
