@@ -35,7 +35,7 @@ from kafka_probe.config import (
     other_variables,
     variable_of,
 )
-from kafka_probe.conversations.capture_flags import DEFAULT_BYTES, capture_flags, capture_output, require_capture_flags
+from kafka_probe.conversations.capture_flags import capture_flags, capture_output, capture_size
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.text import MESSAGE_LIMIT, printable, printable_lines
 
@@ -204,10 +204,10 @@ def follow(
     """Show connections as people read them: each request with its response, pauses and the end."""
     from kafka_probe.follow import FollowSink, follow_settings
 
-    require_capture_flags(pcapng, pcapng_bytes, as_json=as_json)
+    most_bytes = capture_size(pcapng, pcapng_bytes, as_json=as_json)
     choice = {name: flags.pop(name) for name in ("client", "workload", "pid", "address", "connection", "api")}
     config = follow_settings(_configured(flags, file, {"log_level": "warning"}), choice)
-    with _follow_output(config, pcapng, pcapng_bytes, as_json=as_json, verbose=verbose) as (output, descriptor):
+    with _follow_output(config, pcapng, most_bytes, as_json=as_json, verbose=verbose) as (output, descriptor):
         sink = FollowSink(output, descriptor, notice=_to_stderr, ports=_ports(config))
         if sys.stderr.isatty():
             _to_stderr(f"Attaching to the kernel, then watching {_ports(config)} ...")
@@ -296,7 +296,7 @@ def _archive_sink(config: Config, sink: Sink) -> Sink | None:
 
 @contextmanager
 def _follow_output(
-    config: Config, pcapng: str | None, pcapng_bytes: int | None, *, as_json: bool, verbose: bool
+    config: Config, pcapng: str | None, most_bytes: int, *, as_json: bool, verbose: bool
 ) -> Iterator[tuple[Output, int]]:
     """Yield the form of output of `follow`, and the descriptor to write to."""
     from kafka_probe.follow_outputs import JsonOutput, TextOutput
@@ -313,7 +313,7 @@ def _follow_output(
     with capture_output(pcapng) as file:
         if config.ports != "auto" and (options := decode_as(config.ports)):
             _to_stderr(f"Wireshark and tshark need {options}")
-        yield PacketOutput(file, pcapng_bytes or DEFAULT_BYTES), file.fileno()
+        yield PacketOutput(file, most_bytes), file.fileno()
 
 
 def _server(config: Config) -> Server | None:
@@ -361,11 +361,11 @@ def _watch(
         sink.close(config.flush_timeout_s)
         if archive_sink:
             archive_sink.close(config.flush_timeout_s)
-    if isinstance(sink, EndingSink) and sink.failure:
-        raise KafkaProbeError(f"The output cannot be written: {sink.failure}.")
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
         report(f"{section}: {', '.join(counted) or 'none'}")
+    if isinstance(sink, EndingSink) and sink.failure:
+        raise KafkaProbeError(f"The output cannot be written: {sink.failure}.")
 
 
 def _reload(agent: Agent, again: Callable[[], Config]) -> None:

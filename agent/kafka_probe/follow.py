@@ -111,6 +111,8 @@ class FollowSink(StdoutSink):
         self._closed = True
         if self._begun:
             self._write_interval(over=True)
+            if self._left_out:
+                self._notice(f"{self._left_out} frames or parts left out at the end.")
         super().close(timeout_s)
         if self._begun and (summary := self._output.summary()):
             lost = sum(self.losses().values())
@@ -145,10 +147,7 @@ class FollowSink(StdoutSink):
         if self._output.full:
             self.on_closed()
         if self._left_out:
-            self._notice(
-                f"{self._left_out} frames or parts left out in this interval: choose fewer connections. "
-                "Connections without known addresses have no packets."
-            )
+            self._notice(f"{self._left_out} frames or parts left out in this interval: choose fewer connections.")
         lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _LOSSES]
         if any(count for _, count in lost):
             counted = ", ".join(f"{name} {count}" for name, count in lost if count)
@@ -195,8 +194,6 @@ class FollowSink(StdoutSink):
             for part in self._output.connection(Followed(waiting.first, waiting.end, frames, close, ends)):
                 self.write([part])
                 shown = True
-            self._left_out += len(waiting.frames)  # those that the output did not take
-            waiting.frames.clear()
         self._closes.clear()
         for part in self._output.end_interval():
             self.write([part])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
@@ -64,7 +64,7 @@ class Output(Protocol):
 
 
 class _Lines:
-    """What the forms of output with lines have in common."""
+    """The base of forms of output with lines, which end with their last line."""
 
     full = False
 
@@ -90,11 +90,11 @@ class JsonOutput(_Lines):
 
 
 @dataclass(slots=True)
-class _Shown:
-    """What is known of a connection that was shown."""
+class _TextState:
+    """The state of a connection: requests that wait for responses, and whether its heading was written."""
 
     conversation: Conversation
-    introduced: bool = field(default=False)
+    has_heading: bool = False
 
 
 class TextOutput(_Lines):
@@ -103,7 +103,7 @@ class TextOutput(_Lines):
     def __init__(self, descriptor: int, *, verbose: bool) -> None:
         self._terminal = Terminal(descriptor)
         self._verbose = verbose
-        self._shown: dict[str | None, _Shown] = {}
+        self._shown: dict[str | None, _TextState] = {}
         self._last: str | None = None  # the connection whose lines were written last
 
     def connection(self, followed: Followed) -> Iterator[bytes]:
@@ -119,13 +119,15 @@ class TextOutput(_Lines):
     def _block(self, followed: Followed) -> Iterator[str]:
         """Yield the lines below the name of their connection, unless the line before is one of it."""
         end, first = followed.end, followed.first
-        shown = self._shown.setdefault(end.conn_id, _Shown(Conversation(verbose=self._verbose)))
+        if end.conn_id not in self._shown:
+            self._shown[end.conn_id] = _TextState(Conversation(verbose=self._verbose))
+        shown = self._shown[end.conn_id]
         for line in _lines(shown.conversation, followed):
-            if not shown.introduced:
+            if not shown.has_heading:
                 yield from heading(end, first.side, first.node)
             elif self._last != end.conn_id:
                 yield reminder(end, first.side)
-            shown.introduced, self._last = True, end.conn_id
+            shown.has_heading, self._last = True, end.conn_id
             yield line
 
 

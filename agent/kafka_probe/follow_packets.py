@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_OPENED = 4096  # opens whose first frame may follow
 _MOST_FLOWS = 8192  # whose end was chosen: the frames of the other end may come later
-_FILLED_BYTES = 2 << 20  # most bytes of requests per interval that are captured whole: the rest waits for the writer
+_ZEROS_PER_INTERVAL = 2 << 20  # half of what may wait for a slow reader of the output
 
 
 class PacketOutput:
@@ -34,8 +34,8 @@ class PacketOutput:
         self._file = file
         self._begun = False
         self._buffer = BytesIO()
-        self._capture = CaptureFile(self._buffer, most_bytes)
-        self._fill_bytes = _FILLED_BYTES
+        self._capture = CaptureFile(self._buffer, most_bytes, _ZEROS_PER_INTERVAL)
+        self._without_addresses = 0  # frames
         self._opened_us: OrderedDict[str | None, int] = OrderedDict()
         self._connections: dict[str | None, ConnectionPackets] = {}
         self._conn_ids: OrderedDict[str, str | None] = OrderedDict()  # by flow_id: the end that is written
@@ -55,6 +55,7 @@ class PacketOutput:
         known = self._connections.get(conn_id)
         connection = known or ConnectionPackets.of(followed.end, followed.first)
         if connection is None:
+            self._without_addresses += sum(1 for _ in followed.frames)
             return
         if not self._is_chosen(followed):
             for _ in followed.frames:  # those of the other end are in the file
@@ -66,7 +67,7 @@ class PacketOutput:
             opened_us = self._opened_us.pop(conn_id, None)
             yield from self._written(connection, () if opened_us is None else connection.opened(opened_us))
         for frame in followed.frames:
-            yield from self._written(connection, connection.frame(frame, self._may_fill))
+            yield from self._written(connection, connection.frame(frame, self._capture.may_fill))
         if close := followed.close:
             packets = connection.closed(close["how"], close["closed_by"], close["closing_ts"], close["ts"])
             yield from self._written(connection, packets)
@@ -74,7 +75,7 @@ class PacketOutput:
             self.forget(conn_id)
 
     def end_interval(self) -> Iterator[bytes]:
-        self._fill_bytes = _FILLED_BYTES
+        self._capture.allow_zeros()
         yield from self._taken()
 
     def forget(self, conn_id: str | None) -> int:
@@ -82,7 +83,9 @@ class PacketOutput:
         return 0
 
     def summary(self) -> str:
-        return self._capture.summary()
+        left_out = self._without_addresses
+        text = f" {left_out} frames are left out: the addresses of their connections are not known." if left_out else ""
+        return f"{self._capture.summary()}{text}"
 
     def _is_chosen(self, followed: Followed) -> bool:
         flow_id, conn_id = followed.end.flow_id, followed.end.conn_id
@@ -94,12 +97,7 @@ class PacketOutput:
             self._conn_ids.popitem(last=False)
         return chosen == conn_id
 
-    def _may_fill(self, size: int) -> bool:
-        fits = size <= self._fill_bytes and self._capture.may_fill(size)
-        self._fill_bytes -= size * fits
-        return fits
-
-    def _written(self, connection: ConnectionPackets, packets: Iterator[Packet] | tuple[()]) -> Iterator[bytes]:
+    def _written(self, connection: ConnectionPackets, packets: Iterable[Packet]) -> Iterator[bytes]:
         """Write the packets of a frame; yield their bytes as one part."""
         for packet in packets:
             if not self._capture.write(packet, server_side=connection.server_side):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import IO
@@ -12,16 +12,16 @@ from kafka_probe.conversations.capture_flags import emptied
 from kafka_probe.conversations.connection_packets import ConnectionPackets
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame
-from kafka_probe.conversations.packets import Packet
+from kafka_probe.conversations.packets import MayFill, Packet
 from kafka_probe_console import selection
 from kafka_probe_console.errors import NothingFoundError
+from kafka_probe_console.selection import SIDES, EndsBySide
 from kafka_probe_console.tables import OpenTables
 
-SIDES = ("client", "server")
 BOTH = "both"
 
 
-def write(tables: OpenTables, found: Sequence[ConnectionEnd], file: IO[bytes], side: str, most_bytes: int) -> str:
+def write(tables: OpenTables, found: Sequence[EndsBySide], file: IO[bytes], side: str, most_bytes: int) -> str:
     """Write connections to a capture file of at most about `most_bytes`; return a summary.
 
     side: the end that is written of a connection with frames of both ends; BOTH: both, one after the other.
@@ -42,10 +42,10 @@ def write(tables: OpenTables, found: Sequence[ConnectionEnd], file: IO[bytes], s
 
 
 def _chosen(
-    tables: OpenTables, found: Sequence[ConnectionEnd], side: str
+    tables: OpenTables, found: Sequence[EndsBySide], side: str
 ) -> Iterator[tuple[ConnectionEnd, ConnectionPackets, Iterable[CopiedFrame]]]:
     """Yield the chosen ends with their packets and frames; the other end if the chosen one has no known addresses."""
-    for by_side in selection.all_ends(tables, found):
+    for by_side in found:
         for each in SIDES if side == BOTH else sorted(SIDES, key=lambda name: name != side):
             any_written = False
             for end in by_side.get(each, ()):
@@ -63,7 +63,7 @@ def _packets(
     end: ConnectionEnd,
     connection: ConnectionPackets,
     frames: Iterable[CopiedFrame],
-    may_fill: Callable[[int], bool],
+    may_fill: MayFill,
 ) -> Iterator[Packet]:
     ids = [end.agent_id, end.conn_id]
     if tables.add("opens"):

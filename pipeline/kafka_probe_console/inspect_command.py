@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from typing import IO, Any
 
 import click
 
-from kafka_probe.conversations.capture_flags import DEFAULT_BYTES, capture_flags, capture_output, require_capture_flags
+from kafka_probe.conversations.capture_flags import capture_flags, capture_output, capture_size
 from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
@@ -54,7 +54,7 @@ Examples:
     "--end",
     "capture_end",
     type=click.Choice(["client", "server", "both"]),
-    help="end of each connection that --pcapng writes if both were archived [default: that of --side, else client]",
+    help="end that --pcapng writes of a connection archived at both [default: that of --side, else client]",
 )
 @click.option("--count", is_flag=True, help="print only the number of frames")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most frames or connections")
@@ -83,7 +83,7 @@ def inspect(
     """Find archived frames in the pipeline's tables, and print what they contain."""
     if not location:
         raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
-    require_capture_flags(pcapng, pcapng_bytes)
+    most_bytes = capture_size(pcapng, pcapng_bytes)
     if pcapng is None and capture_end is not None:
         raise UsageError("--end has no effect without --pcapng.")
     if sum((conversation, pcapng is not None, count, as_lines, as_csv)) > 1:
@@ -96,24 +96,26 @@ def inspect(
         raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
     asked = selection.Question(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
-    with Waiting() as waiting, opened(location) as tables:
+    with _capture(pcapng) as capture, Waiting() as waiting, opened(location) as tables:
         tables.require("frames")
         found = selection.ends(tables, asked)
         if count:
             number = selection.count(tables, asked, found)
             waiting.end()
             click.echo(number)
-        elif conversation or pcapng:
-            found, more = selection.ends_with_frames(tables, asked, found, limit)
-            if pcapng:
+        elif conversation or capture:
+            connections, more = selection.connections_with_frames(tables, asked, found, limit)
+            if capture:
                 side = capture_end or asked.side or "client"
-                summary = _write_packets(pcapng, partial(export.write, tables, found), side, pcapng_bytes)
+                summary = export.write(tables, connections, capture, side, most_bytes)
                 waiting.end()
                 click.echo(summary, err=True)
             else:
-                _print(waiting.until_first(rendering.of_connections(tables, found, verbose=verbose)))
+                sides = (asked.side,) if asked.side else selection.SIDES
+                ends = (end for by_side in connections for side in sides for end in by_side.get(side, ()))
+                _print(waiting.until_first(rendering.of_connections(tables, ends, verbose=verbose)))
             if more:
-                click.echo("More connections match: raise --limit.", err=True)
+                click.echo("More connections match: raise --limit, or give a shorter time.", err=True)
         else:
             frames = selection.frames(tables, asked, found, limit)
             if as_lines:
@@ -129,12 +131,16 @@ def inspect(
                 _print(waiting.until_first(rendering.lines(tables, frames, verbose=verbose)))
 
 
-def _write_packets(name: str, write: Callable[[IO[bytes], str, int], str], side: str, size: int | None) -> str:
+@contextmanager
+def _capture(name: str | None) -> Iterator[IO[bytes] | None]:
+    """Open the file of --pcapng, if one is named, and report if it cannot be written."""
+    if name is None:
+        yield None
+        return
     try:
         with capture_output(name) as file:
-            summary = write(file, side, size or DEFAULT_BYTES)
+            yield file
             file.flush()
-            return summary
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from kafka_probe.conversations import conversation
@@ -30,7 +30,7 @@ def lines(tables: OpenTables, frames: Iterable[CopiedFrame], *, verbose: bool) -
         yield f"{conversation.clock(frame)}  {client}  {described}"
 
 
-def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], *, verbose: bool) -> Iterator[str]:
+def of_connections(tables: OpenTables, found: Iterable[ConnectionEnd], *, verbose: bool) -> Iterator[str]:
     """Yield the lines of the conversations at these ends, each with its end.
 
     Raises:

@@ -18,6 +18,9 @@ from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 10_000
 """Most ends of connections that a question may resolve to."""
+SIDES = ("client", "server")
+MOST_OF_SIDE = 16
+"""Most ends of one side of a connection that are shown."""
 _NUMBERS_AT = CopiedSample._fields.index("monotonic_ns")
 _COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in CopiedSample._fields)
 _ORDER = {
@@ -32,6 +35,10 @@ ANY_ERROR = "any"
 _DAY = timedelta(days=1)
 _EndIds = tuple[str | None, str | None]
 """agent_id and conn_id."""
+_Flow = str | tuple[str, str]
+"""A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""
+_WITH_IDS = "f.agent_id IS NOT NULL AND f.conn_id IS NOT NULL"
+EndsBySide = Mapping[str, Sequence[ConnectionEnd]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,78 +96,99 @@ def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[_EndIds, 
 
 
 def _ends_by_ids(tables: OpenTables, seen: Iterable[_EndIds]) -> dict[_EndIds, ConnectionEnd]:
-    ids = sorted({*seen} - {(None, None)})
-    keys = [f"{agent_id}/{conn_id}" for agent_id, conn_id in ids]
+    keys = sorted(f"{agent_id}/{conn_id}" for agent_id, conn_id in {*seen} if agent_id and conn_id)
     found = _ends(tables, ["agent_id || '/' || conn_id IN (SELECT unnest(?))"], [keys], len(keys))
     return {(end.agent_id, end.conn_id): end for end in found}
 
 
-def ends_with_frames(
+def connections_with_frames(
     tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
-) -> tuple[list[ConnectionEnd], bool]:
-    """Return the ends at which matching frames were seen, sorted as the question asks, and True if more match.
+) -> tuple[list[EndsBySide], bool]:
+    """Return all ends with frames of connections that have matching frames, and True if more connections match.
 
-    The ends are those of at most `limit` connections. An end without a row in the tables has ids only.
+    The connections are at most `limit`, sorted as the question asks. `found`: the ends of connections to which it was
+    resolved.
 
     Raises:
         NothingFoundError: there are none.
         UsageError: Kafka has no such API.
     """
-    seen: dict[_EndIds, str | None] = {}
-    flows = set[object]()
+    flows: dict[_Flow, None] = {}
     more = False
-    for agent_id, conn_id, flow_id in _ids_with_frames(tables, question, found):
-        flows.add(flow_id or (agent_id, conn_id))
-        more = len(flows) > limit or len(seen) == MOST_ENDS
+    for number, flow in enumerate(_flows_with_frames(tables, question, found)):
+        more = number == MOST_ENDS or (len(flows) == limit and flow not in flows)
         if more:
             break
-        seen[agent_id, conn_id] = flow_id
-    if not seen:
+        flows[flow] = None
+    if not flows:
         raise NothingFoundError(f"No frame matches. {_known_frames(tables)}")
-    return _with_facts(tables, seen), more
+    return _all_ends(tables, [*flows], question.node), more
 
 
-def _ids_with_frames(
+def _flows_with_frames(
     tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None
-) -> Iterator[tuple[str | None, str | None, str | None]]:
-    """Yield agent_id, conn_id and flow_id of the ends with matching frames, possibly more than once."""
+) -> Iterator[_Flow]:
+    """Yield the connections with matching frames, possibly more than once, at most MOST_ENDS + 1 without contents."""
     if question.of_contents:
         for frame in _frames(tables, question, found, None):
-            yield frame.first.agent_id, frame.first.conn_id, frame.first.flow_id
+            first = frame.first
+            if first.agent_id is not None and first.conn_id is not None:
+                yield _flow(first.agent_id, first.conn_id, first.flow_id)
         return
     where, values = _conditions(question, found)
-    ask = f"SELECT f.agent_id, f.conn_id, any_value(f.flow_id) FROM frames f WHERE {where} GROUP BY ALL"
+    ask = f"SELECT f.agent_id, f.conn_id, f.flow_id FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL"
     order = f"{_ORDER_OF_ENDS[question.sort]}, f.agent_id, f.conn_id"
-    yield from tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1])
+    for row in tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1]):
+        yield _flow(*row)
 
 
-def all_ends(tables: OpenTables, found: Sequence[ConnectionEnd]) -> list[dict[str, list[ConnectionEnd]]]:
-    """Return of each connection of these ends all ends with frames, by side, at most MOST_ENDS in total.
+def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> list[EndsBySide]:
+    """Return all ends with frames of connections: for each a list per side, of at most MOST_OF_SIDE.
 
     A connection has several ends of one side if an agent was restarted.
     """
-    where, values = _of_ends(found)
-    ask = f"SELECT f.agent_id, f.conn_id, f.side, any_value(f.flow_id) FROM frames f WHERE {where} GROUP BY ALL"
-    rows = [*tables.rows(f"{ask} ORDER BY min(f.ts), f.agent_id, f.conn_id LIMIT ?", [*values, MOST_ENDS])]
-    facts = _with_facts(tables, {(agent_id, conn_id): flow_id for agent_id, conn_id, _, flow_id in rows})
-    known = {(end.agent_id, end.conn_id): end for end in facts}
-    connections: dict[object, dict[str, list[ConnectionEnd]]] = {_connection(end): {} for end in found}
-    for agent_id, conn_id, side, _ in rows:
-        end = known[agent_id, conn_id]
-        connections.setdefault(_connection(end), {}).setdefault(side, []).append(end)
+    where, values = _of_flows(flows)
+    if node is not None:
+        where, values = f"{where} AND f.node = ?", [*values, node]
+    rows = tables.rows(
+        f"""
+        SELECT agent_id, conn_id, flow_id, side FROM (
+            SELECT f.agent_id, f.conn_id, f.flow_id, f.side, min(f.ts) AS began
+            FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL
+        ) QUALIFY row_number() OVER (
+            PARTITION BY coalesce(flow_id, agent_id || '/' || conn_id), side ORDER BY began, agent_id, conn_id
+        ) <= ? ORDER BY began, agent_id, conn_id
+        """,
+        [*values, MOST_OF_SIDE],
+    )
+    seen = [*rows]
+    known = _ends_by_ids(tables, {(agent_id, conn_id) for agent_id, conn_id, *_ in seen})
+    connections: dict[_Flow, dict[str, list[ConnectionEnd]]] = {flow: {} for flow in flows}
+    for agent_id, conn_id, flow_id, side in seen:
+        # flow_id is that of the frames: it may differ from that of a forged open.
+        end = known.get((agent_id, conn_id)) or ConnectionEnd(agent_id, conn_id, *[None] * 6)
+        by_side = connections.setdefault(_flow(agent_id, conn_id, flow_id), {})
+        by_side.setdefault(side, []).append(replace(end, flow_id=flow_id))
     return [*connections.values()]
 
 
-def _connection(end: ConnectionEnd) -> object:
-    return end.flow_id or (end.agent_id, end.conn_id)
+def _flow(agent_id: str, conn_id: str, flow_id: str | None) -> _Flow:
+    return flow_id or (agent_id, conn_id)
 
 
-def _with_facts(tables: OpenTables, seen: Mapping[_EndIds, str | None]) -> list[ConnectionEnd]:
-    """Return ends by ids with what the tables have of them. flow_id is that of the frames: opens may be forged."""
-    known = _ends_by_ids(tables, seen)
-    return [
-        replace(known.get(ids) or ConnectionEnd(*ids, *[None] * 6), flow_id=flow_id) for ids, flow_id in seen.items()
-    ]
+def _of_flows(flows: Sequence[_Flow]) -> tuple[str, Sequence[object]]:
+    """Return the condition that frames are of these connections, with its values."""
+    known = sorted(flow for flow in flows if isinstance(flow, str))
+    others = sorted(f"{flow[0]}/{flow[1]}" for flow in flows if not isinstance(flow, str))
+    parts: list[tuple[str, Sequence[object]]] = []
+    if len(known) == 1:
+        parts.append(("f.flow_id = ?", known))
+    elif known:
+        # The bounds leave out files by their statistics.
+        parts.append(("f.flow_id BETWEEN ? AND ? AND f.flow_id IN (SELECT unnest(?))", (known[0], known[-1], known)))
+    if others:
+        parts.append(("f.agent_id || '/' || f.conn_id IN (SELECT unnest(?))", (others,)))
+    return "(" + " OR ".join(part for part, _ in parts) + ")", [value for _, values in parts for value in values]
 
 
 def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> int:
@@ -257,22 +285,8 @@ def _conditions(question: Question, found: Sequence[ConnectionEnd] | None) -> tu
             )
         parts.append(("f.api_key = ?", keys))
     if found is not None:
-        parts.append(_of_ends(found))
+        parts.append(_of_flows([end.flow_id or (end.agent_id or "", end.conn_id or "") for end in found]))
     return " AND ".join(condition for condition, _ in parts), [value for _, values in parts for value in values]
-
-
-def _of_ends(found: Sequence[ConnectionEnd]) -> tuple[str, Sequence[object]]:
-    flows = sorted({end.flow_id for end in found if end.flow_id})
-    others = sorted(f"{end.agent_id}/{end.conn_id}" for end in found if not end.flow_id)
-    parts: list[tuple[str, Sequence[object]]] = []
-    if len(flows) == 1:
-        parts.append(("f.flow_id = ?", flows))
-    elif flows:
-        # The bounds leave out files by their statistics.
-        parts.append(("f.flow_id BETWEEN ? AND ? AND f.flow_id IN (SELECT unnest(?))", (flows[0], flows[-1], flows)))
-    if others:
-        parts.append(("f.agent_id || '/' || f.conn_id IN (SELECT unnest(?))", (others,)))
-    return "(" + " OR ".join(part for part, _ in parts) + ")", [value for _, values in parts for value in values]
 
 
 def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[str], list[object]]:

@@ -9,6 +9,7 @@ from pyspark.sql.types import StringType
 
 from kafka_probe import events as schema
 from kafka_probe import text
+from kafka_probe.conversations import packets
 from kafka_probe_console import selection, tables
 from kafka_probe_pipeline import (
     agents,
@@ -59,7 +60,9 @@ PINNED = (
     f"At most {storms.MOST_OF_KIND} storms of a kind are active",
     f"at most {incidents.MOST_CANDIDATES:,} possible storms, and of each the {incidents.MOST_CELLS:,} largest groups",
     f"at most {selection.MOST_ENDS:,} ends of connections",
-    f"and {tables.SETTINGS['memory_limit'].removesuffix('MB')} MB of memory of DuckDB",
+    f"at most {selection.MOST_OF_SIDE} ends of one side of a connection",
+    f"at most {tables.SETTINGS['memory_limit'].removesuffix('MB')} MB of memory of DuckDB",
+    f"a size above {packets.MOST_SEGMENTED_BYTES >> 20} MiB it has one packet",
     f"names are cut after {scopes.NAME_CHARACTERS} characters",
     f"names of at most {text.NAME_LIMIT} characters, and evidence of at most {alerts.EVIDENCE_LIMIT:,}",
     f"A cell of `show` has at most {report.CELL_LIMIT:,} characters",

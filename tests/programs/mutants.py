@@ -33,7 +33,7 @@ MODULES = ("evidence", "causes", "judging", "storms")
 TESTS = [f"tests/pipeline/test_{name}.py" for name in ("causes", "verdicts", "storm_rules")]
 # Modules whose functions build columns, and their tests.
 WITH_SPARK = {
-    "agents": ("agents", "verdicts", "storms"),
+    "agents": ("agents", "verdicts", "storms", "security_policy"),
     "connections": ("connections", "verdicts", "storms"),
     "incidents": ("incidents", "storm_rules", "storms"),
     "flow_ids": ("connections", "verdicts"),

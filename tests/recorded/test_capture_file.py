@@ -101,8 +101,9 @@ def rebuilt(copied: list[tuple[int, CopiedFrame]], tmp_path_factory: pytest.Temp
             client, server = Endpoint(LOCALHOST, FIRST_CLIENT_PORT + number), Endpoint(LOCALHOST, PORT)
             connection = connections.setdefault(number, PacketMaker(client, server, None, None))
             first, wire = frame.first, wire_frame(frame)
-            response, size = frame.response, first.frame_bytes
-            packets = connection.frame(first.ts_us, first.tcp_seq, wire, size, response=response, whole=not response)
+            packets = connection.frame(
+                first.ts_us, first.tcp_seq, wire, first.frame_bytes, output.may_fill, response=frame.response
+            )
             for packet in packets:
                 output.write(packet)
     return path

@@ -237,7 +237,7 @@ def test_samples_beyond_the_bound_are_counted_in_a_notice(as_json: bool, monkeyp
         lines = follower.interval(opened(1, rx_base=1, tx_base=2), exchange(1), exchange(2), exchange(3))
         assert not as_json or [json.loads(line) for line in lines]
         (notice,) = follower.notices
-        assert notice.startswith("5 frames or parts left out in this interval: choose fewer connections.")
+        assert notice == "5 frames or parts left out in this interval: choose fewer connections."
         follower.interval(exchange(4))
         assert len(follower.notices) == 1
 
@@ -326,7 +326,7 @@ def test_packets_are_a_capture_file_while_they_pass(most_bytes: int, tmp_path: P
     assert "billing" in rows[0][1]
     if most_bytes > 600:
         assert [flag.replace("·", "") for flag in flags[3:]] == ["AP"] * 4 + ["AR"]
-        assert follower.notices == ["8 packets of 1 connection."]
+        assert follower.notices == ["8 packets. Ends of connections: 1."]
         assert not stopped
     else:
         assert stopped
@@ -345,7 +345,7 @@ def test_of_a_connection_with_both_ends_here_one_end_is_written(tmp_path: Path) 
     file = tmp_path / "live.pcapng"
     file.write_bytes(written)
     assert {row[0] for row in tshark(file, "frame.interface_name")} == {"client's end"}
-    assert follower.notices == ["7 packets of 1 connection."]
+    assert follower.notices == ["7 packets. Ends of connections: 1."]
 
 
 def test_frames_without_addresses_are_counted_and_nothing_of_them_is_kept(
@@ -355,9 +355,10 @@ def test_frames_without_addresses_are_counted_and_nothing_of_them_is_kept(
     with follower_of_packets(tmp_path / "live") as follower:
         follower.sink.connections = lambda: ()
         follower.interval_bytes(opened(1, rx_base=1, tx_base=2), exchange(1))
-        assert follower.notices[0].startswith("2 frames or parts left out in this interval")
+        follower.sink.close(1)
     assert not follower.sink._output._connections  # type: ignore[attr-defined]  # of the output of packets
-    assert follower.notices[-1] == "0 packets of 0 connections."
+    left_out = "2 frames are left out: the addresses of their connections are not known."
+    assert follower.notices == [f"0 packets. Ends of connections: 0. {left_out}"]
 
 
 def test_a_large_request_is_captured_whole_and_an_impossible_one_is_one_packet(tmp_path: Path) -> None:
@@ -368,6 +369,11 @@ def test_a_large_request_is_captured_whole_and_an_impossible_one_is_one_packet(t
             large = asked(number)
             large["frame_bytes"] = size
             sizes.append(len(follower.interval_bytes(large, answered(number))))
+        many = []
+        for number in range(10, 20):
+            many.append(asked(number))
+            many[-1]["frame_bytes"] = 1 << 20
+        assert 1 << 20 < len(follower.interval_bytes(*many)) < (2 << 20) + (64 << 10)
     assert sizes[0] > 1 << 20
     assert sizes[1] < 1 << 13
     assert sizes[2] < 1 << 11

@@ -16,8 +16,6 @@ from kafka_probe.conversations.packets import Packet
 from kafka_probe.setting_types import KAFKA_PORT
 from kafka_probe.text import printable
 
-MOST_FILLED_BYTES = (1 << 20) + (64 << 10)
-"""Size of the longest request that is captured whole. Producers send at most 1 MiB by default."""
 _RAW_IP = 101  # LINKTYPE_RAW
 _IPV4, _IPV6 = 1, 2  # types of records of a name resolution block
 _COMMENT_CHARACTERS = 1000
@@ -30,15 +28,17 @@ _MOST_PORTS = 10  # in the summary
 class CaptureFile:
     """A capture file of at most about `most_bytes`, written as packets come.
 
-    It has an interface for each side, so that packets of one connection seen at both ends are distinct. Requests are
-    captured whole until they take half of the file. full: a packet did not fit, and no further one is written.
+    It has an interface for each side, so that packets of one connection seen at both ends are distinct. Zeros for
+    withheld bytes take at most half of the file, and `zeros_at_once` between two calls of `allow_zeros`. full: a packet
+    did not fit, and no further one is written.
     """
 
-    def __init__(self, file: IO[bytes], most_bytes: int) -> None:
+    def __init__(self, file: IO[bytes], most_bytes: int, zeros_at_once: int | None = None) -> None:
         self._left_bytes = most_bytes
-        self._fill_bytes = most_bytes // 2
+        self._zeros_left = most_bytes // 2
+        self._zeros_at_once = self._zeros_now = most_bytes if zeros_at_once is None else zeros_at_once
         self._ports: dict[int, None] = {}
-        self._connections = self._packets = 0
+        self._ends = self._packets = 0
         self.full = False
         self._section = blocks.SectionHeader(
             options={"shb_userappl": f"kafka-probe {version('kafka-probe')}", "opt_comment": _ABOUT}
@@ -51,8 +51,8 @@ class CaptureFile:
         self._named: set[IPv4Address | IPv6Address] = set()
 
     def announce(self, connection: ConnectionPackets) -> None:
-        """Count a connection, and add the name of the host at which it was seen, if that fits."""
-        self._connections += 1
+        """Count the end of a connection, and add the name of its host, if that fits."""
+        self._ends += 1
         self._ports[connection.server_port] = None
         address = connection.own.address
         name = _host_name(connection.node or "")
@@ -63,11 +63,16 @@ class CaptureFile:
         record = {"type": kind, "address": str(address), "names": [name]}
         self._writer.write_block(self._section.new_member(blocks.NameResolution, records=[record]))
 
-    def may_fill(self, size: int) -> bool:
-        """Return True if a request of so many bytes may be captured whole, and count its bytes."""
-        fits = size <= min(MOST_FILLED_BYTES, self._fill_bytes)
-        self._fill_bytes -= size * fits
+    def may_fill(self, zeros: int) -> bool:
+        """Return True if so many zeros may be written, and count them."""
+        fits = zeros <= min(self._zeros_left, self._zeros_now)
+        self._zeros_left -= zeros * fits
+        self._zeros_now -= zeros * fits
         return fits
+
+    def allow_zeros(self) -> None:
+        """Allow `zeros_at_once` again."""
+        self._zeros_now = self._zeros_at_once
 
     def write(self, packet: Packet, *, server_side: bool = False) -> bool:
         """Add a packet, seen at either end, with its first comments; return False if it does not fit."""
@@ -97,7 +102,7 @@ class CaptureFile:
         ended = " The file has as many bytes as --pcapng-bytes allows, and ends early." if self.full else ""
         options = decode_as([*self._ports][:_MOST_PORTS])
         read = f" Wireshark and tshark need {options}" if options else ""
-        return f"{self._packets:,} packets of {_counted(self._connections)}.{ended}{read}"
+        return f"{self._packets:,} packets. Ends of connections: {self._ends:,}.{ended}{read}"
 
     def _take(self, contents: Iterable[str | bytes]) -> bool:
         """Return True if a block with these contents fits, and count its bytes."""
@@ -109,12 +114,8 @@ class CaptureFile:
 
 
 def decode_as(ports: Iterable[int]) -> str:
-    """Return the options by which Wireshark and tshark decode Kafka on these ports, except on that which they know."""
+    """Return the options that make Wireshark and tshark decode Kafka on these ports. Port 9092 needs none."""
     return " ".join(f"-d tcp.port=={port},kafka" for port in ports if port != KAFKA_PORT)
-
-
-def _counted(connections: int) -> str:
-    return "1 connection" if connections == 1 else f"{connections:,} connections"
 
 
 def _host_name(node: str) -> str:

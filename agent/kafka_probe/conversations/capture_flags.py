@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from stat import S_ISREG
 from typing import IO
 
@@ -15,31 +16,34 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from kafka_probe.errors import UsageError
 
-DEFAULT_BYTES = 1 << 30
+_DEFAULT_BYTES = 1 << 30
 _LEAST_BYTES = 64 << 10
 _EXAMPLE = "--pcapng - | wireshark -k -i -"
 
 
 def capture_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Add --pcapng and --pcapng-bytes to a command."""
-    size = "maximum size of that file [default: 1GiB]"
-    command = click.option("--pcapng-bytes", metavar="SIZE", callback=_size, help=size)(command)
-    return click.option("--pcapng", metavar="FILE", help="write packets for Wireshark; -: to standard output")(command)
+    size = click.option("--pcapng-bytes", metavar="SIZE", callback=_size, help="maximum size of FILE [default: 1GiB]")
+    file = click.option("--pcapng", metavar="FILE", help="write packets for Wireshark to FILE; -: to standard output")
+    return file(size(command))
 
 
-def require_capture_flags(pcapng: str | None, pcapng_bytes: int | None, *, as_json: bool = False) -> None:
-    """Raise `UsageError` if the flags do not go together."""
+def capture_size(pcapng: str | None, pcapng_bytes: int | None, *, as_json: bool = False) -> int:
+    """Return the maximum size of the capture file. Raises `UsageError` if the flags do not go together."""
     if pcapng == "":
         raise UsageError("Give a file for --pcapng, or - for standard output.")
     if pcapng is None and pcapng_bytes is not None:
         raise UsageError("--pcapng-bytes has no effect without --pcapng.")
     if pcapng is not None and as_json:
         raise UsageError("Use one of --json and --pcapng.")
+    return pcapng_bytes or _DEFAULT_BYTES
 
 
 @contextmanager
 def capture_output(name: str) -> Iterator[IO[bytes]]:
-    """Open the file that --pcapng names, for its owner only. What it contains remains until `emptied`.
+    """Open the file that --pcapng names. What it contains remains until `emptied`.
+
+    Only its owner may read a new file, which is removed if nothing was written.
 
     Raises:
         UsageError: it cannot be written, or is a terminal.
@@ -48,13 +52,19 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
         _refuse_terminal(sys.stdout.isatty())
         yield sys.stdout.buffer
         return
+    path = Path(name)
+    is_new = not path.exists()
     try:
-        file = open(name, "ab", opener=partial(os.open, mode=0o600))  # noqa: SIM115  # closed below
+        file = open(path, "ab", opener=partial(os.open, mode=0o600))  # noqa: SIM115  # closed below; the mode
     except OSError as error:
         raise UsageError(f"The file {name!r} of --pcapng cannot be written: {error.strerror}.") from None
-    with file:
-        _refuse_terminal(file.isatty())
-        yield file
+    try:
+        with file:
+            _refuse_terminal(file.isatty())
+            yield file
+    finally:
+        if is_new and not path.stat().st_size:
+            path.unlink()
 
 
 def emptied(file: IO[bytes]) -> IO[bytes]:

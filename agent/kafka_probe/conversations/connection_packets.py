@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample
-from kafka_probe.conversations.packets import MOST_SEGMENTED_BYTES, Endpoint, Packet, PacketMaker
-from kafka_probe.conversations.wire_frames import wire_frame
+from kafka_probe.conversations.packets import Endpoint, MayFill, Packet, PacketMaker
+from kafka_probe.conversations.wire_frames import LEAST_FRAME_BYTES, MOST_FRAME_BYTES, wire_frame
 
 _FLOW_ID = re.compile("([0-9a-f]{8})([0-9a-f]{8})")  # sequence numbers of the first payload of client and server
 
@@ -52,20 +52,14 @@ class ConnectionPackets:
         """Yield the handshake; nothing if the sequence numbers are not known."""
         yield from self._commented(self._maker.handshake(min(ts_us, self._first_us)))
 
-    def frame(self, frame: CopiedFrame, may_fill: Callable[[int], bool]) -> Iterator[Packet]:
-        """Yield the packets of a frame.
-
-        may_fill: called with the bytes of a request; False: it is captured only up to its last known byte.
-        """
-        first, response = frame.first, frame.response
+    def frame(self, frame: CopiedFrame, may_fill: MayFill) -> Iterator[Packet]:
+        """Yield the packets of a frame; none if it has a size that no frame can have."""
+        first = frame.first
+        if not LEAST_FRAME_BYTES <= first.frame_bytes <= MOST_FRAME_BYTES:
+            return
         self._last_us = max(self._last_us, first.ts_us)
         wire, size = wire_frame(frame), first.frame_bytes
-        whole = not response and may_fill(size)
-        if not response and not whole:
-            wire.comments.append("captured up to its last known byte: Wireshark does not match it with its response")
-        if size > MOST_SEGMENTED_BYTES:
-            wire.comments.append("packets after the first one of this frame are left out")
-        packets = self._maker.frame(first.ts_us, first.tcp_seq, wire, size, response=response, whole=whole)
+        packets = self._maker.frame(first.ts_us, first.tcp_seq, wire, size, may_fill, response=frame.response)
         yield from self._commented(packets)
 
     def closed(self, how: str, closed_by: str, closing_us: int, closed_us: int) -> Iterator[Packet]:

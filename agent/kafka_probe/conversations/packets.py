@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -16,10 +16,12 @@ SEGMENT_BYTES = 65_000
 """Payload of one packet."""
 MOST_SEGMENTED_BYTES = 128 << 20
 """Size of the longest frame whose packets are all written. Brokers refuse requests above 100 MiB by default."""
+MOST_FILLED_BYTES = (1 << 20) + (64 << 10)
+"""Size of the longest request that is captured whole. Producers send at most 1 MiB by default."""
+MayFill = Callable[[int], bool]
+"""Returns True if so many withheld bytes may be captured as zeros, and counts them."""
 _WINDOW, _HOPS, _TCP, _TCP_BYTES = 0xFFFF, 64, 6, 20
 _MODULUS = 1 << 32
-
-
 _ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})")
 
 
@@ -95,16 +97,20 @@ class PacketMaker:
         yield self._packet(ts_us, False, Bit.ACK, client, server)
 
     def frame(
-        self, ts_us: int, tcp_seq: int, wire: WireFrame, size: int, *, response: bool, whole: bool
+        self, ts_us: int, tcp_seq: int, wire: WireFrame, size: int, may_fill: MayFill, *, response: bool
     ) -> Iterator[Packet]:
         """Yield the packets of a frame; only the first if it exceeds MOST_SEGMENTED_BYTES.
 
-        size: bytes on the wire, of which `wire` may know less. whole: capture all that `wire` knows, not only the
-        beginning up to zeros.
+        size: bytes on the wire, of which `wire` may know less.
         """
         # tshark matches a request with its response only if all of it is captured. Of a long response it waits for the
         # other packets unless the first one is cut.
-        captured = _segments(wire) if whole else iter([_beginning(wire, min(size, SEGMENT_BYTES - 1))])
+        whole = not response and size <= MOST_FILLED_BYTES and may_fill(wire.zeros)
+        if not response and not whole:
+            wire.comments.append("captured up to withheld bytes: Wireshark does not match it with its response")
+        if size > MOST_SEGMENTED_BYTES:
+            wire.comments.append("packets after the first one of this frame are left out")
+        captured = _segments(wire) if whole else iter([_beginning(wire, min(size, SEGMENT_BYTES - 1), may_fill)])
         for start in range(0, size if size <= MOST_SEGMENTED_BYTES else SEGMENT_BYTES, SEGMENT_BYTES):
             payload = min(size - start, SEGMENT_BYTES)
             yield self._packet(
@@ -177,14 +183,20 @@ def _segments(wire: WireFrame) -> Iterator[bytes]:
     yield bytes(segment)
 
 
-def _beginning(wire: WireFrame, limit: int) -> bytes:
-    """Return the first bytes of a frame, at most `limit`, without zeros at their end."""
-    parts: list[bytes] = []
-    kept = 0
+def _beginning(wire: WireFrame, limit: int, may_fill: MayFill) -> bytes:
+    """Return the first bytes of a frame, at most `limit`.
+
+    They end before zeros that reach to the limit, or that may not be filled.
+    """
+    beginning = bytearray()
+    zeros = 0  # since the last known byte
     for part in wire.parts:
-        size = min(part.size if isinstance(part, Zeros) else len(part), limit)
-        parts.append(bytes(size) if isinstance(part, Zeros) else part[:size])
-        limit -= size
-        if size and not isinstance(part, Zeros):
-            kept = len(parts)
-    return b"".join(parts[:kept])
+        left = limit - len(beginning) - zeros
+        if isinstance(part, Zeros):
+            zeros += min(part.size, left)
+        elif part[:left]:
+            if zeros and not may_fill(zeros):
+                break
+            beginning += bytes(zeros) + part[:left]
+            zeros = 0
+    return bytes(beginning)

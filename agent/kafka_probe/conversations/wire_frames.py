@@ -22,7 +22,8 @@ from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS, uvarint
 _UNSUPPORTED_VERSION = 35  # error code
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # a record batch of magic 2 up to and with its number of records
 _NO_TAG = -1
-_LEAST_REFUSED_BYTES = (1 << 30) + 4  # the kernel takes no frame of this size for one of Kafka
+LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 8, (1 << 30) + 3
+"""Sizes of frames, with their length prefix, that the kernel takes for Kafka's: MAX_FRAME_BYTES in bpf/cursor.h."""
 _LONGEST = {0: 1 << 30, 1: 1 << 30, 2: (1 << 15) - 1, 4: 1 << 30}  # field by the width of its length, see _Hidden
 
 
@@ -51,6 +52,11 @@ class WireFrame:
     comments: list[str] = field(default_factory=list)
 
     @property
+    def zeros(self) -> int:
+        """Return how many bytes were not copied."""
+        return sum(part.size for part in self.parts if isinstance(part, Zeros))
+
+    @property
     def known_bytes(self) -> int:
         return sum(part.size if isinstance(part, Zeros) else len(part) for part in self.parts)
 
@@ -58,8 +64,7 @@ class WireFrame:
 def wire_frame(frame: CopiedFrame) -> WireFrame:
     """Return the frame as far as it can be rebuilt."""
     rebuilt = WireFrame([_head(frame)])
-    if not 4 <= frame.first.frame_bytes < _LEAST_REFUSED_BYTES:
-        rebuilt.comments.append(f"no frame has {frame.first.frame_bytes} bytes: the event was not an agent's")
+    if frame.first.frame_bytes > MOST_FRAME_BYTES:
         return rebuilt
     whole, hidden = _add_body(rebuilt, frame)
     missing = frame.first.frame_bytes - rebuilt.known_bytes

@@ -20,6 +20,7 @@ from kafka_probe.conversations.packets import Endpoint, PacketMaker
 from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_console import selection
 from kafka_probe_console.inspect_command import inspect
 from tests.builders.copied import copied
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -72,7 +73,7 @@ def ends(client: str, server: str) -> tuple[Endpoint, Endpoint]:
 def test_a_connection_has_its_handshake_its_frames_and_its_end(tables: Path, tmp_path: Path) -> None:
     file = tmp_path / "one.pcapng"
     result = export(tables, "--client", CLIENT_ID, "--pcapng", str(file))
-    assert result.stderr == "7 packets of 1 connection. Wireshark and tshark need -d tcp.port==9093,kafka\n"
+    assert result.stderr == "7 packets. Ends of connections: 1. Wireshark and tshark need -d tcp.port==9093,kafka\n"
     rows = tshark(file, "ip.src", "tcp.srcport", "tcp.flags.str", "tcp.seq_raw", "tcp.ack_raw", "kafka.correlation_id")
     assert [[host, port, flags.strip("·"), *rest] for host, port, flags, *rest in rows] == [
         ["10.1.0.1", "40001", "S", str(ISN), "0", ""],
@@ -112,8 +113,8 @@ def test_conditions_on_frames_choose_among_the_connections_of_a_client(tables: P
     result = export(tables, "--client", "*", "--correlation-id", "7", "--pcapng", str(tmp_path / "both"))
     assert len(tshark(tmp_path / "both", "frame.number", only="tcp.flags.syn == 1 && tcp.flags.ack == 0")) == 2
     result = export(tables, "--client", "*", "--limit", "1", "--pcapng", str(tmp_path / "one"))
-    assert result.stderr.startswith("7 packets of 1 connection.")
-    assert result.stderr.endswith("More connections match: raise --limit.\n")
+    assert result.stderr.startswith("7 packets. Ends of connections: 1.")
+    assert result.stderr.endswith("More connections match: raise --limit, or give a shorter time.\n")
 
 
 def test_a_client_id_with_a_line_break_is_one_line_of_a_message(tables: Path) -> None:
@@ -124,7 +125,7 @@ def test_many_comments_are_shortened_and_count_towards_the_size_of_the_file() ->
     connection, stream = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
     output = CaptureFile(stream, 10_000)
     wire = WireFrame([b"head"], ["c" * 400] * 5000)
-    (packet,) = connection.frame(1, 1, wire, 4, response=True, whole=False)
+    (packet,) = connection.frame(1, 1, wire, 4, output.may_fill, response=True)
     assert output.write(packet)
     assert b"4980 more comments on this frame are left out" in stream.getvalue()
     assert not output.write(packet)
@@ -221,15 +222,55 @@ def test_forged_ends_of_a_flow_hide_no_end(tmp_path: Path) -> None:
     both.see(2, 1, server_side=True)
     both.fed.report()
     frames = both.fed.archive_sink.events
-    for side in ("x", "y"):
+    for side in ("x", "y", "client", "server"):
         forged = json.loads(json.dumps(frames[0]))
         forged["agent_id"] = f"forged {side}"
+        forged["wall_offset_ns"] -= SECOND_NS
         for end in forged["ends"]:
             end["side"] = side
         frames.insert(0, forged)
+    of_no_connection = json.loads(json.dumps(frames[-1]))
+    of_other_flow = json.loads(json.dumps(frames[-1]))
+    for end, other in zip(of_no_connection["ends"], of_other_flow["ends"], strict=True):
+        end["conn_id"], other["flow_id"] = None, "0" * 16
+    frames += [of_no_connection, of_other_flow]
     opens = [event for event in both.fed.sink.events if event["kind"] == "open"]
     both.fed.sink.events.append({**opens[0], "flow_id": "f" * 16, "ts": opens[0]["ts"] + 1})
-    assert [name for name, _, _ in both.written(tmp_path)] == [CLIENTS_END] * 2
+    flow_id = opens[0]["flow_id"]
+    assert [name for name, _, _ in both.written(tmp_path, "--flow", flow_id)] == [CLIENTS_END] * 2
+
+
+@pytest.mark.parametrize(("ends_of_side", "shown"), [(16, 4), (1, 2)])
+def test_a_conversation_has_both_ends_of_a_connection_within_bounds(
+    ends_of_side: int, shown: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "MOST_OF_SIDE", ends_of_side)
+    both = BothEnds()
+    for conn, number, server_side in ((1, 1, False), (2, 2, False), (3, 1, True), (4, 1, False), (5, 1, False)):
+        both.see(conn, number, server_side=server_side)
+    both.fed.report()
+    write_tables(tmp_path, both.fed.sink.events, both.fed.archive_sink.events)
+    result = export(tmp_path, "--conversation", "--limit", "1")
+    assert result.stdout.count("seen at the") == shown
+    assert "10.1.0.1:40002" not in result.stdout
+    assert result.stderr == "More connections match: raise --limit, or give a shorter time.\n"
+    result = export(tmp_path, "--conversation", "--side", "server")
+    assert result.stdout.count("seen at the server's end") == result.stdout.count("seen at the") == 1
+
+
+def test_zeros_inside_responses_take_at_most_half_of_the_file() -> None:
+    connection, file = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
+    output = CaptureFile(file, 1 << 20)
+    for _ in range(100):
+        wire = WireFrame([b"head", Zeros(30_000), b"tail"])
+        for packet in connection.frame(1, 1, wire, 30_008, output.may_fill, response=True):
+            output.write(packet)
+    assert 400_000 < len(file.getvalue()) < 540_000
+
+
+def test_a_new_file_is_its_owners_only(tables: Path, tmp_path: Path) -> None:
+    export(tables, "--api", "Metadata", "--pcapng", str(tmp_path / "new"))
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(tables: Path) -> None:
@@ -267,9 +308,8 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
         for message in (asked, answered, asked, answered):
             frame, size = copied(message), len(message.frame())
             sequence = connection.sequence(response=message.response)
-            for packet in connection.frame(
-                1, sequence, wire_frame(frame), size, response=message.response, whole=not message.response
-            ):
+            rebuilt = wire_frame(frame)
+            for packet in connection.frame(1, sequence, rebuilt, size, output.may_fill, response=message.response):
                 output.write(packet)
     responses = tshark(file, "kafka.api_key", "kafka.request_frame", only="kafka.request_frame")
     assert [key for key, _ in responses] == ["0", "0"]
@@ -281,7 +321,9 @@ def test_a_gigabyte_of_responses_is_a_small_file() -> None:
     output, size = CaptureFile(stream, 1 << 30), 100 << 20
     for _ in range(10):
         wire = WireFrame([b"head", Zeros(size - 4)])
-        for packet in connection.frame(1, connection.sequence(response=True), wire, size, response=True, whole=False):
+        for packet in connection.frame(
+            1, connection.sequence(response=True), wire, size, output.may_fill, response=True
+        ):
             output.write(packet)
     assert len(stream.getvalue()) < 5_000_000
 
@@ -310,7 +352,7 @@ def test_a_forged_size_takes_no_memory(size: int) -> None:
     wire = wire_frame(CopiedFrame(frame.first._replace(frame_bytes=size), frame.data, whole=True, copied_all=True))
     tracemalloc.start()
     try:
-        packets = islice(connection.frame(1, 1, wire, size, response=False, whole=True), 100)
+        packets = islice(connection.frame(1, 1, wire, size, lambda _zeros: True, response=False), 100)
         assert all(packet.size <= 1 << 16 for packet in packets)
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -1,4 +1,4 @@
-"""Packets of a connection: which side ends it, by what a close event has of its end."""
+"""Packets of a connection: which side ends it by its close, and what of a frame is captured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from kafka_probe.connections.close_reason import _how
 from kafka_probe.conversations.connection_packets import ConnectionPackets
 from kafka_probe.conversations.conversation import ConnectionEnd
+from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.packets import Bit
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.copied import copied
@@ -70,8 +71,17 @@ def test_a_request_that_may_not_be_filled_is_captured_up_to_its_last_known_byte(
     long = frame.first._replace(frame_bytes=200_000, api_key=ApiKey.PRODUCE)
     packets = connection("client")
     assert packets
-    frame = type(frame)(long, frame.data, frame.whole, frame.copied_all)
+    frame = CopiedFrame(long, frame.data, frame.whole, frame.copied_all)
     short = [*packets.frame(frame, lambda _size: False)]
     assert sum(packet.size for packet in short) == 200_000 + 40 * len(short)
     assert sum(len(packet.captured) for packet in short) < 1000
-    assert any("captured up to its last known byte" in comment for comment in short[0].comments)
+    assert any("captured up to withheld bytes" in comment for comment in short[0].comments)
+
+
+@pytest.mark.parametrize("size", [-(2**31), 0, 7, (1 << 30) + 4, 1 << 62])
+def test_a_frame_of_an_impossible_size_has_no_packet(size: int) -> None:
+    frame = copied(message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "g", "MemberId": "m"}))
+    packets = connection("client")
+    assert packets
+    forged = CopiedFrame(frame.first._replace(frame_bytes=size), frame.data, whole=True, copied_all=True)
+    assert [*packets.frame(forged, lambda _zeros: True)] == []
