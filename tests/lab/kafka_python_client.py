@@ -10,7 +10,9 @@ from collections import Counter
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.metrics.stats import Total
+from kafka.protocol.broker_version_data import BROKER_API_VERSIONS
 
+from kafka_probe.protocol.api_keys import ApiKey
 from tests.lab.client_arguments import Arguments, paced, parse
 
 
@@ -58,7 +60,16 @@ def consume(arguments: Arguments) -> dict[str, dict[str, int | None]]:
     return {topic: {"records": received[topic], "bytes": None} for topic in arguments.topics}
 
 
+def limit_versions(release: str, limits: str) -> None:
+    """Make the library use lower versions of some APIs than a release has. `limits`: such as Produce:4,Fetch:9."""
+    versions = BROKER_API_VERSIONS[tuple(map(int, release.split(".")))]
+    for api, _, version in (limit.partition(":") for limit in limits.split(",")):
+        versions[ApiKey[api.upper()]] = (0, int(version))
+
+
 if __name__ == "__main__":
     arguments = parse()
+    if limits := arguments.settings.pop("limits", None):
+        limit_versions(str(arguments.settings["api_version"]), str(limits))
     report = produce(arguments) if arguments.role == "produce" else consume(arguments)
     arguments.report.write_text(json.dumps(report))

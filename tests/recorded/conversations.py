@@ -122,6 +122,17 @@ CONVERSATIONS: dict[str, Conversation] = {
         )
         for release in ("0.11", "1.0", "1.1", "2.0", "2.1", "2.3", "2.4")
     },
+    # Versions that no release has as the newest.
+    **{
+        f"kafka-python-limited-{release}": Conversation(
+            (
+                _at_once(
+                    *(_python("kafka_python", role, f"api_version={release}", f"limits={limits}") for role in ROLES)
+                ),
+            )
+        )
+        for release, limits in (("0.11", "Fetch:4"), ("2.1", "Produce:4,Fetch:9"))
+    },
     "kafka-python-acks-0": Conversation((_at_once(_python("kafka_python", "produce", "acks=0")),)),
     "librdkafka": Conversation((_at_once(_python("librdkafka", "produce"), _python("librdkafka", "consume")),)),
     "librdkafka-consumer-protocol": Conversation(
