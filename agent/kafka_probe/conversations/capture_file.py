@@ -34,7 +34,7 @@ class CaptureFile:
     """
 
     def __init__(self, file: IO[bytes], most_bytes: int, zeros_at_once: int | None = None) -> None:
-        self._left_bytes = most_bytes
+        self._left_bytes = most_bytes - _BLOCK_BYTES - len(_ENDS_EARLY)
         self._zeros_left = most_bytes // 2
         self._zeros_at_once = self._zeros_now = most_bytes if zeros_at_once is None else zeros_at_once
         self._ports: dict[int, None] = {}
@@ -79,8 +79,8 @@ class CaptureFile:
         comments = [printable(comment, _COMMENT_CHARACTERS) for comment in packet.comments[:_COMMENTS]]
         if further := len(packet.comments) - len(comments):
             comments.append(f"{further} more comments on this frame are left out")
-        self.full = self.full or not self._take([*comments, packet.captured])
-        if self.full:
+        if self.full or not self._take([*comments, packet.captured]):
+            self._end(packet.ts_us)
             return False
         self._packets += 1
         self._writer.write_block(
@@ -99,10 +99,20 @@ class CaptureFile:
 
     def summary(self) -> str:
         """Return what the file contains, and how to read it, as a text."""
-        ended = " The file has as many bytes as --pcapng-bytes allows, and ends early." if self.full else ""
+        ended = f" {_ENDS_EARLY}" if self.full else ""
         options = decode_as([*self._ports][:_MOST_PORTS])
         read = f" Wireshark and tshark need {options}" if options else ""
         return f"{self._packets:,} packets. Ends of connections: {self._ends:,}.{ended}{read}"
+
+    def _end(self, ts_us: int) -> None:
+        """Add a comment that the file ends early, once."""
+        if not self.full:
+            self.full = True
+            time = {"timestamp_high": ts_us >> 32, "timestamp_low": ts_us & 0xFFFFFFFF}
+            statistics = self._section.new_member(
+                blocks.InterfaceStatistics, interface_id=0, **time, options={"opt_comment": _ENDS_EARLY}
+            )
+            self._writer.write_block(statistics)
 
     def _take(self, contents: Iterable[str | bytes]) -> bool:
         """Return True if a block with these contents fits, and count its bytes."""
@@ -127,6 +137,7 @@ def _host_name(node: str) -> str:
     return name
 
 
+_ENDS_EARLY = "The file has as many bytes as --pcapng-bytes allows, and ends early."
 _ABOUT = (
     "Rebuilt by kafka-probe from frames that its agents copied: contents of records and withheld fields are zeros, "
     "packets without frames are left out, checksums are zero."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
@@ -55,7 +55,7 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     path = Path(name)
     is_new = not path.exists()
     try:
-        file = open(path, "ab", opener=partial(os.open, mode=0o600))  # noqa: SIM115  # closed below; the mode
+        file = open(path, "ab", opener=partial(os.open, mode=0o600))  # noqa: SIM115  # closed below
     except OSError as error:
         raise UsageError(f"The file {name!r} of --pcapng cannot be written: {error.strerror}.") from None
     try:
@@ -63,8 +63,9 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
             _refuse_terminal(file.isatty())
             yield file
     finally:
-        if is_new and not path.stat().st_size:
-            path.unlink()
+        with suppress(FileNotFoundError):
+            if is_new and not path.stat().st_size:
+                path.unlink()
 
 
 def emptied(file: IO[bytes]) -> IO[bytes]:

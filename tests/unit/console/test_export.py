@@ -291,6 +291,7 @@ def test_a_full_file_ends_with_a_sentence(tables: Path, tmp_path: Path, monkeypa
     result = export(tables, "--api", "Metadata", "--pcapng", str(tmp_path / "small"), "--pcapng-bytes", "500")
     assert "The file has as many bytes as --pcapng-bytes allows, and ends early." in result.stderr
     assert len(tshark(tmp_path / "small", "frame.number")) >= 1
+    assert b"and ends early." in (tmp_path / "small").read_bytes()
 
 
 def test_one_way_of_output_is_chosen(tables: Path) -> None:
