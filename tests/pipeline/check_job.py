@@ -28,7 +28,7 @@ from tests.builders.storm_events import dropped_at_once
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
-from tests.lab.processes import tail, wait_until
+from tests.lab.processes import free_port, tail, wait_until
 from tests.lab.spark import ACTIVE
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -259,6 +259,14 @@ def test_a_start_that_is_refused_leaves_the_output_to_the_job_that_has_it(
     with run.job("--checkpoint-dir", str(tmp_path / "elsewhere")) as process:
         assert process.wait(LIMIT_S) == 3, tail(run.log)
     assert (run.output / "job").read_text() == "another"
+
+
+def test_without_a_broker_it_says_so_in_one_sentence_and_exits_3(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    ended = command_line("run", "--bootstrap-servers", address, "--output", str(tmp_path))
+    assert ended.returncode == 3
+    (sentence,) = [line for line in ended.stderr.splitlines() if "incubator modules" not in line]
+    assert sentence.startswith(f"kafka-probe-pipeline: Kafka at {address} cannot be used (")
 
 
 def test_a_table_that_cannot_be_read_ends_show_with_a_sentence_and_no_traceback_of_python(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Run, command_line
-from tests.lab.processes import free_port, wait_until
+from tests.lab.processes import wait_until
 from tests.lab.topics import create_topics
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -195,14 +195,6 @@ def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession)
             assert load(given).bootstrap_servers == "kafka-1:9092"
         else:
             assert len(run.shown(spark, given["name"], as_json=given["as_json"]).splitlines()) > 1
-
-
-def test_without_a_broker_it_says_so_in_one_sentence_and_exits_3(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    ended = command_line("run", "--bootstrap-servers", address, "--output", str(tmp_path))
-    assert ended.returncode == 3
-    (sentence,) = [line for line in ended.stderr.splitlines() if "incubator modules" not in line]
-    assert sentence.startswith(f"kafka-probe-pipeline: Kafka at {address} cannot be used (")
 
 
 def test_without_the_checkpoint_that_belongs_to_a_table_no_event_is_lost_or_counted_again(

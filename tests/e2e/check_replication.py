@@ -1,4 +1,7 @@
-"""A broker that follows another reads its topics, and is reported as a broker, not as a consumer."""
+"""A broker that follows another reads its topics, and is reported as a broker, not as a consumer.
+
+Part of `make test-long`.
+"""
 
 from __future__ import annotations
 
