@@ -22,7 +22,7 @@ _ZEROS_PER_INTERVAL = 2 << 20  # half of what may wait for a slow reader of the 
 
 
 class PacketOutput:
-    """A form of output of `follow`: a capture file of at most about `most_bytes`, in place of the contents of `file`.
+    """The output of `follow --pcapng`: a capture file of about `most_bytes` at most, which replaces what `file` has.
 
     Of a connection with both ends on this node the file has the end whose frames came first, because Wireshark takes
     the second of two equal packets for a retransmission.
