@@ -12,7 +12,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Shape, shape_bytes
 from kafka_probe.protocol.measures import Integers
 
-_REQUEST_BYTES, _MEASURE_BYTES = 768, 8  # memory of a request without its shape, and of each measure
+_REQUEST_BYTES, _MEASURE_BYTES = 832, 8  # memory of a request without its shape, and of each measure
 
 
 @dataclass(frozen=True, slots=True)
