@@ -113,7 +113,8 @@ class Job:
         return bool(read) and all(offsets.get(part, 0) >= end for offsets in read for part, end in ends.items())
 
     def _checkpoints(self) -> Iterator[Path]:
-        for commits in sorted(self.output.rglob("commits")):
+        # Not deeper: the job removes temporary directories there meanwhile.
+        for commits in sorted(self.output.glob("*/commits")):
             if (commits.parent / "offsets").is_dir():
                 yield commits.parent
 
