@@ -44,8 +44,8 @@ class Broker:
     `port`: 0 takes a free one. `listeners`: further ones, by security protocol. `properties` override
     server.properties. `keep`: it is stopped in order, and its data stay. `lasting`: for measurements and hours of work;
     other brokers use the JVM's quick compiler alone. `joins`: the first broker of the cluster that this one joins.
-    `within`: the words of a command that runs another command in a container, which ends the broker. Without it `stop`,
-    `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
+    `within`: the words of a command that runs the broker in a container, whose end is that of the broker. Without it,
+    `stop`, `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
 
     Raises:
         LabError: the broker did not start; the text ends with the log's tail.

@@ -19,12 +19,12 @@ from tests.lab.walker import walk
 from tests.nodes.images import BASE, make_base
 from tests.nodes.podman import STORE, command, podman
 
+pytestmark = [pytest.mark.root, pytest.mark.broker]
+
 NAME, NETWORK = "load-broker", "kafka-probe-load"
 SUBNET, HOST, PORT = "10.57.77.0/24", "10.57.77.2", 9092
 JARS = Path(__file__).parents[2] / "build" / "jars"
 JAVA = "/usr/lib/jvm", "/etc/java-17-openjdk"
-pytestmark = [pytest.mark.root, pytest.mark.broker]
-
 USUAL_STORE = Path("/var/lib/containers/storage")
 # The agent reads the files of engines as the first process of the host sees them. In a sandbox that process may not be
 # examined, so the agent's own stands in for it.

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO
@@ -55,11 +54,11 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     path = Path(name)
     is_new = not path.exists()
     try:
-        file = open(path, "ab", opener=partial(os.open, mode=0o600))  # noqa: SIM115  # closed below
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode=0o600)
     except OSError as error:
         raise UsageError(f"The file {name!r} of --pcapng cannot be written: {error.strerror}.") from None
     try:
-        with file:
+        with os.fdopen(descriptor, "ab") as file:
             _refuse_terminal(file.isatty())
             yield file
     finally:
