@@ -6,8 +6,9 @@ refuses any sample with MARKER.
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Thread
 
 import pytest
@@ -214,6 +215,16 @@ def test_answers_behind_those_in_doubt_are_distinguished_by_their_ids(capture: C
     assert capture.lost() == {"unknown_version": 4, "response_unmatched": 4, "request_unanswered": 2}
 
 
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """Run the test on one CPU. The kernel evicts the newest entries of a CPU for others of that CPU only."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    yield
+    os.sched_setaffinity(0, cpus)
+
+
+@pytest.mark.usefixtures("one_cpu")
 def test_a_request_in_flight_that_was_evicted_is_answered_by_none(capture: Capture, port: int) -> None:
     with kafka(port) as talk, kafka(port) as other:
         talk.ask(*IN_FLIGHT * [request(API_VERSIONS, 3, ID)], request(FETCH, 4, ID))
