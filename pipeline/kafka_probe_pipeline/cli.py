@@ -15,7 +15,7 @@ from threading import Event
 from types import FrameType
 
 import click
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -101,6 +101,11 @@ def _stopped_after(spark: SparkSession) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         raise KafkaProbeError(last_cause(error)) from None
+    except (ConnectionError, Py4JNetworkError):
+        raise KafkaProbeError(
+            "Spark's Java process ended. If it was out of memory, start the job with more by `spark-submit "
+            "--driver-memory`, or lower --max-records-per-trigger."
+        ) from None
     finally:
         spark_session.stop(spark)
 

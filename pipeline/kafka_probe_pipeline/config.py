@@ -143,8 +143,8 @@ class PipelineConfig(BaseSettings):
     """print the sums of each micro-batch"""
     internal: bool = False
     """also print kafka-probe's own traffic and connections"""
-    max_records_per_trigger: int = Field(1_000, gt=0)
-    """most Kafka records in one micro-batch; an agent's record has up to 256 KiB of events, or one larger event"""
+    max_records_per_trigger: int = Field(4_000, gt=0)
+    """most Kafka records in one micro-batch; an agent's record has up to 64 KiB of events, or one larger event"""
     skip_lost: bool = False
     """continue, instead of stopping, if the topic has dropped events that were not yet read"""
     kafka_option: dict[str, str] = {}

@@ -26,7 +26,7 @@ log = logging.getLogger("kafka_probe_pipeline")
 # Larger files are merged once, when their date is over: each run would else write the whole date again.
 _SMALL_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 30
-_FIRST_S = 60.0  # soon after the start, for jobs that are restarted often
+_FIRST_S = 300.0  # soon after the start, for jobs that are restarted often, but not while queries compile their code
 
 
 class Maintenance:

@@ -58,6 +58,9 @@ _ALWAYS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Histograms are summed as objects: from so many groups on Spark would sort all rows instead. The default is 128.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000",
+    # Rows that a task reads at once of persisted events. The default is 10,000: with events of a few KiB, each of the
+    # tasks took a hundred megabytes.
+    "spark.sql.inMemoryColumnarStorage.batchSize": "500",
     # VACUUM lists files in this many tasks. The default is 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }

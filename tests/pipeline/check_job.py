@@ -130,6 +130,17 @@ def with_another_batch_done(run: Run) -> bool:
     return run.commits() > 1
 
 
+def test_a_java_process_that_is_killed_ends_the_job_with_a_sentence(run: Run) -> None:
+    run.send(records=2)
+    with run.job() as process:
+        run.wait_until(with_its_batch_done, process)
+        (java,) = [child for child in psutil.Process(process.pid).children() if child.name() == "java"]
+        java.kill()
+        assert process.wait(LIMIT_S) == 1
+    assert tail(run.log).splitlines()[-1].startswith("kafka-probe-pipeline: Spark's Java process ended. ")
+    assert "Traceback" not in run.log.read_text()
+
+
 def in_a_batch_of_the_storm(run: Run) -> bool:
     """Return True if the verdicts of a batch are written, and Spark has not committed it."""
     batches = len([*(run.output / "connections_checkpoint" / "offsets").glob("[0-9]*")])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-BATCH_BYTES = 256 << 10
+BATCH_BYTES = 64 << 10  # the pipeline bounds its micro-batches in records: large ones would have to be few
 EVENT_BYTES = 4 << 20  # maximum: twice the size of a flow of 4,096 topics with the longest names
 
 
