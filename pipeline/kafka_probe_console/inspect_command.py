@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,11 +13,11 @@ import click
 from kafka_probe.conversations.capture_flags import capture_flags, capture_output, capture_size
 from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import KafkaProbeError, UsageError
-from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
+from kafka_probe.text import as_json, printable
+from kafka_probe_console.answer_command import tables_at, tables_flag
 from kafka_probe_console.period import period
+from kafka_probe_console.printing import write_csv
 from kafka_probe_console.waiting import Waiting
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @click.command(
@@ -29,7 +28,7 @@ Examples:
   kafka-probe inspect --tables s3://lake/kafka-probe --address 10.57.2.2:39282 --conversation
 """
 )
-@click.option("--tables", "location", envvar="KAFKA_PROBE_TABLES", metavar="URI", help="--output of the pipeline")
+@tables_flag
 @click.option("--since", metavar="AGE", help="only frames since then, such as 15m, 2h or 7d")
 @click.option("--from", "begin", metavar="TIME", help="only frames from then on, an age or ISO 8601")
 @click.option("--until", "end", metavar="TIME", help="only frames before then, an age or ISO 8601")
@@ -81,8 +80,6 @@ def inspect(
     **conditions: Any,
 ) -> None:
     """Find archived frames in the pipeline's tables, and print what they contain."""
-    if not location:
-        raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
     most_bytes = capture_size(pcapng, pcapng_bytes)
     if pcapng is None and capture_end is not None:
         raise UsageError("--end has no effect without --pcapng.")
@@ -91,12 +88,11 @@ def inspect(
     try:
         from kafka_probe.conversations.conversation import COLUMNS
         from kafka_probe_console import export, rendering, selection
-        from kafka_probe_console.tables import opened
     except ImportError as error:
         raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
     asked = selection.Question(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
-    with _capture(pcapng) as capture, Waiting() as waiting, opened(location) as tables:
+    with _capture(pcapng) as capture, Waiting() as waiting, tables_at(location) as tables:
         tables.require("frames")
         found = selection.ends(tables, asked)
         if count:
@@ -122,11 +118,8 @@ def inspect(
                 for row in waiting.until_first(rendering.rows(tables, frames)):
                     click.echo(as_json(row).decode())
             elif as_csv:
-                writer = csv.writer(sys.stdout, lineterminator="\n")
-                for number, row in enumerate(waiting.until_first(rendering.rows(tables, frames))):
-                    if not number:
-                        writer.writerow(COLUMNS)
-                    writer.writerow(map(_cell, row.values()))
+                rows = (tuple(row.values()) for row in rendering.rows(tables, frames))
+                write_csv(COLUMNS, waiting.until_first(rows), sys.stdout)
             else:
                 _print(waiting.until_first(rendering.lines(tables, frames, verbose=verbose)))
 
@@ -145,14 +138,6 @@ def _capture(name: str | None) -> Iterator[IO[bytes] | None]:
         raise
     except OSError as error:
         raise KafkaProbeError(f"The capture file cannot be written: {error.strerror}.") from None
-
-
-def _cell(value: object) -> object:
-    """Return a value for CSV in which a spreadsheet sees a text where it would see a formula."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value, MESSAGE_LIMIT)
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _print(texts: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, j
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.text import printable
+from kafka_probe_console.ends import OWNER
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period
 from kafka_probe_console.tables import OpenTables, Row
@@ -29,7 +30,7 @@ _ORDER = {
     "bytes": "f.frame_bytes DESC, f.ts, f.monotonic_ns, f.tcp_seq, f.part",
 }
 _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
-_OWNER = "owner.pod, owner.container_name, owner.unit, owner.comm"  # the first of them that is known
+_OWNER = ", ".join(f"owner.{name}" for name in OWNER)  # the first of them that is known
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
 _DAY = timedelta(days=1)

@@ -38,7 +38,31 @@ _FRAMES = pa.schema(
         ("data", pa.binary()),
     ]
 )
-_VERDICTS = pa.schema([("date", pa.date32()), *((name, _TEXT) for name in ("flow_id", "cause", "evidence"))])
+_END = pa.struct([*((name, _TEXT) for name in ("node", "local", "peer")), ("client", _CLIENT), ("workload", _OWNER)])
+_VERDICTS = pa.schema(
+    [
+        *(("date", pa.date32()), ("ts", _TIME), ("idle_us", _LONG), ("client", _END), ("server", _END)),
+        *((name, _TEXT) for name in ("flow_id", "cause", "evidence")),
+    ]
+)
+_HIT = pa.list_(pa.struct([("count", _LONG), ("name", _TEXT)]))
+_STORMS = pa.schema(
+    [
+        *((name, _TIME) for name in ("ts", "since_ts", "opened_ts", "resolved_ts")),
+        *((name, _TEXT) for name in ("id", "kind", "state", "scope", "cause", "evidence")),
+        *((name, _LONG) for name in ("batch_id", "count", "idle_us", "both_ends")),
+        *((name, _HIT) for name in ("workloads", "brokers", "networks")),
+        *(("date", pa.date32()), ("share", pa.float64())),
+    ]
+)
+_AGENTS = pa.schema(
+    [
+        *(("date", pa.date32()), ("ts", _TIME), ("received_ts", _TIME), ("losses", pa.map_(_TEXT, _LONG))),
+        *((name, _TEXT) for name in ("node", "agent_id", "backend", "kernel", "version")),
+        *((name, _LONG) for name in ("connections", "cpu_us", "rss_bytes")),
+    ]
+)
+_ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS}
 
 
 def write_tables(
@@ -50,6 +74,12 @@ def write_tables(
     samples = [row for event in frames for row in _samples(event)]
     _write(directory / "frames", samples, _FRAMES, "hour")
     _write(directory / "verdicts", [{"date": datetime.now(UTC).date(), **one} for one in verdicts], _VERDICTS)
+
+
+def write_rows(directory: Path, name: str, rows: Sequence[Event]) -> None:
+    """Write the table `verdicts`, `storms` or `agents`. Columns that rows lack are null; `date` is that of the time."""
+    dated = [{"date": (row.get("received_ts") or row["ts"]).date(), **row} for row in rows]
+    _write(directory / name, dated, _ANSWERED[name])
 
 
 def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, *partitions: str) -> None:

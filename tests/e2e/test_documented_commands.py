@@ -51,6 +51,10 @@ ELSEWHERE = {
     "make setup": ("tests/unit/test_setup.py", '"make", "-s", "setup-tests"'),
     "make soak": ("tests/nodes/check_soak.py", "endure(MINUTES"),
     ".venv/bin/kafka-probe inspect": ("tests/unit/console/test_inspect.py", READ),
+    **{
+        f".venv/bin/kafka-probe {name} --tables": ("tests/unit/console/test_answers.py", READ)
+        for name in ("agents", "disconnects", "storms")
+    },
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),
     ". .venv/bin/activate": ("tests/lab/spark.py", "ACTIVE = {"),

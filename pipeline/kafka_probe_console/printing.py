@@ -1,0 +1,111 @@
+"""Prints answers: as a table that fits the terminal, as JSON, or as comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+from rich.cells import cell_len, set_cell_size
+
+from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
+from kafka_probe_console.columns import Column, Kind
+
+if TYPE_CHECKING:
+    from kafka_probe_console.views import Answer
+
+_GAP = "  "
+_LEAST_COLUMNS = 40
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def terminal_columns(descriptor: int = 1) -> int | None:
+    """Return the width of the terminal; None if it is none, such as a pipe."""
+    try:
+        return max(os.get_terminal_size(descriptor).columns, _LEAST_COLUMNS)
+    except OSError:
+        return None
+
+
+def table(answer: Answer, width: int | None) -> Iterator[str]:
+    """Yield the lines of a table: as many of the first columns as fit, and the names of the others."""
+    texts = [[_text(column, value) for column, value in zip(answer.columns, row, strict=True)] for row in answer.rows]
+    heads = [_head(column) for column in answer.columns]
+    widths = [max(map(cell_len, column)) for column in zip(heads, *texts, strict=True)]
+    shown = _fitting(widths, width)
+    if width is not None and shown == 1:
+        widths[0] = min(widths[0], width)
+    numbers = [column.kind is Kind.NUMBER for column in answer.columns]
+    for row in (heads, *texts):
+        cells = (_cell(*one) for one in zip(row[:shown], widths, numbers, strict=False))
+        yield _GAP.join(cells).rstrip()
+    if left_out := answer.columns[shown:]:
+        yield f"Not shown: {', '.join(column.name for column in left_out)}. A wider terminal or --columns shows them."
+
+
+def json_lines(answer: Answer) -> Iterator[str]:
+    """Yield a JSON object per row."""
+    names = [column.name for column in answer.columns]
+    for row in answer.rows:
+        yield as_json(dict(zip(names, map(_plain, row), strict=True))).decode()
+
+
+def write_csv(columns: Iterable[str], rows: Iterable[Sequence[object]], file: TextIO) -> None:
+    """Write comma-separated values with a line of the columns' names, if there is any row."""
+    writer = csv.writer(file, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if not number:
+            writer.writerow(columns)
+        writer.writerow(map(_csv_cell, row))
+
+
+def csv_rows(answer: Answer) -> Iterator[Sequence[object]]:
+    """Yield the rows for CSV."""
+    for row in answer.rows:
+        yield [*map(_plain, row)]
+
+
+def _csv_cell(value: object) -> object:
+    """Return a value for CSV in which a spreadsheet sees a text where it would see a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value, MESSAGE_LIMIT)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _fitting(widths: Sequence[int], width: int | None) -> int:
+    """Return how many of the first columns fit; at least one."""
+    used = -len(_GAP)
+    for number, one in enumerate(widths):
+        used += len(_GAP) + one
+        if number and width is not None and used > width:
+            return number
+    return len(widths)
+
+
+def _cell(text: str, width: int, is_number: bool) -> str:
+    padding = " " * max(0, width - cell_len(text))
+    return padding + text if is_number else set_cell_size(text, width)
+
+
+def _head(column: Column) -> str:
+    if column.kind is Kind.TIME:
+        return f"{column.name} ({datetime.now().astimezone().tzname()})"
+    return column.name
+
+
+def _text(column: Column, value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) and column.kind is Kind.NUMBER else printable(value)
+
+
+def _plain(value: object) -> object:
+    """Return a value for JSON and CSV: times in UTC."""
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value

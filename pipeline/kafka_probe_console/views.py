@@ -1,0 +1,101 @@
+"""Views: the answers to questions as SQL over the tables, and the rows that a user selects of one.
+
+Conditions, order and columns that a user gives apply to the columns of the view. Names of columns come from the view,
+all values are bound parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from kafka_probe.errors import UsageError
+from kafka_probe_console.columns import Column, Kind
+from kafka_probe_console.filters import condition
+from kafka_probe_console.period import Period
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables, Row
+
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The answer to a question, before a user's conditions.
+
+    columns: in the order of their importance; sort: the column by which it is sorted unless the user names another;
+    subject: what its rows are, in the singular; known: SQL that returns how many facts the tables have of it, and the
+    times of the first and the last, µs since epoch.
+    """
+
+    tables: tuple[str, ...]
+    sql: str
+    values: tuple[object, ...]
+    columns: tuple[Column, ...]
+    sort: str
+    subject: str
+    known: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The part of a view that a user wants. columns: names, in the order in which they are shown; None: all."""
+
+    limit: int
+    filter: str | None = None
+    sort: str | None = None
+    columns: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows of a view with the columns that were selected; more: further rows match."""
+
+    columns: tuple[Column, ...]
+    rows: Sequence[Row]
+    more: bool
+
+
+def answer(tables: OpenTables, view: View, wanted: Selection) -> Answer:
+    """Return the rows that a user selects of a view.
+
+    Raises:
+        UsageError: the view has no such column, or the filter is none.
+    """
+    columns = _columns(view, wanted.columns)
+    where, values = condition(wanted.filter, view.columns) if wanted.filter else ("true", ())
+    (sort,) = _columns(view, wanted.sort or view.sort)
+    direction = "ASC" if sort.kind is Kind.TEXT else "DESC"
+    names = ", ".join(f'"{column.name}"' for column in columns)
+    order = f'"{sort.name}" {direction} NULLS LAST, {names}'
+    ask = f"SELECT {names} FROM ({view.sql}) WHERE {where} ORDER BY {order} LIMIT ?"
+    rows = [*tables.rows(ask, [*view.values, *values, wanted.limit + 1])]
+    return Answer(columns, rows[: wanted.limit], len(rows) > wanted.limit)
+
+
+def _columns(view: View, names: str | None) -> tuple[Column, ...]:
+    if names is None:
+        return view.columns
+    known = {column.name: column for column in view.columns}
+    given = [name.strip() for name in names.split(",")]
+    if unknown := [name for name in given if name not in known]:
+        raise UsageError(f"There is no column {unknown[0]!r}. The columns are {', '.join(known)}.")
+    return tuple(known[name] for name in dict.fromkeys(given))
+
+
+def within(time: str, period: Period) -> tuple[str, tuple[object, ...]]:
+    """Return the condition that a time is in a period, also on the column `date`, and its values.
+
+    The dates are those of Kafka's clock, which may differ from the clock of `time`.
+    """
+    parts, values = ["true"], list[object]()
+    if period.begin:
+        parts.append(f"date >= ? AND {time} >= ?")
+        values += [(period.begin - DAY).date(), period.begin]
+    if period.end:
+        parts.append(f"date <= ? AND {time} < ?")
+        values += [(period.end + DAY).date(), period.end]
+    return " AND ".join(parts), tuple(values)

@@ -1,0 +1,260 @@
+"""The commands that answer questions from the tables: which rows they print, and in which forms."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from kafka_probe.cli import commands
+from kafka_probe.errors import KafkaProbeError
+from kafka_probe_console import printing
+from kafka_probe_console.agents_command import agents
+from kafka_probe_console.disconnects_command import disconnects
+from kafka_probe_console.storms_command import storms
+from tests.builders.tables import write_rows
+
+ROOT = Path(__file__).parents[3]
+NOW = datetime.now(UTC)
+HOSTILE = "=1+1\x1b[31m"
+Rows = Sequence[dict[str, Any]]
+
+
+def ago(**age: float) -> datetime:
+    return NOW - timedelta(**age)
+
+
+def ended(cause: str, client_id: str | None, at: datetime, comm: str | None = None, **of: object) -> dict[str, Any]:
+    """Return a verdict. comm: of the client's end; None: only the broker's end was watched."""
+    client = {"id": client_id}
+    watched = {"node": "node-1", "peer": "10.0.0.1:9092", "client": client, "workload": {"comm": comm, "pid": 7}}
+    server = {"node": "broker-1", "local": "10.0.0.1:9092", "client": client, "workload": {"comm": "java", "pid": 1}}
+    return {"cause": cause, "ts": at, "client": watched if comm else None, "server": server, **of}
+
+
+VERDICTS = [
+    *(
+        ended("middlebox_reset", f"billing-{n % 3}", ago(minutes=n), "python", idle_us=300_000_000)
+        for n in range(1, 31)
+    ),
+    *(ended("normal", "orders", ago(minutes=n)) for n in range(1, 11)),
+    ended("normal", "kafka-probe-agent", ago(minutes=1), "kafka-probe"),
+    ended("process_exit", HOSTILE, ago(hours=3), "java"),
+    ended("normal", "old", ago(days=3)),
+]
+STORM = {"id": "a", "kind": "idle_disconnects", "cause": "middlebox_reset", "opened_ts": ago(minutes=30)}
+STORMS = [
+    {**STORM, "ts": ago(minutes=30), "state": "active", "count": 20, "share": 0.25, "since_ts": ago(minutes=31)},
+    {
+        **STORM,
+        "ts": ago(minutes=20),
+        "state": "resolved",
+        "count": 30,
+        "share": 0.5,
+        "idle_us": 300_000_000,
+        "since_ts": ago(minutes=31),
+        "resolved_ts": ago(minutes=20),
+        "scope": "network 10.0.0.0/24",
+        "workloads": [{"count": 30, "name": "python billing"}],
+    },
+    {"id": "b", "kind": "crash_loop", "opened_ts": ago(days=3), "ts": ago(days=3), "state": "active", "count": 5},
+    {
+        "id": "c",
+        "kind": "crash_loop",
+        "opened_ts": ago(days=4),
+        "ts": ago(days=4),
+        "state": "resolved",
+        "resolved_ts": ago(days=3.9),
+    },
+]
+
+
+def report(node: str, agent_id: str, at: datetime, **of: object) -> dict[str, Any]:
+    return {"node": node, "agent_id": agent_id, "ts": at, "received_ts": at, "version": "0.1.0", "losses": {}, **of}
+
+
+AGENTS = [
+    report("node-1", "old", ago(hours=2), cpu_us=5, losses={"gap": 9}),
+    report("node-1", "new", ago(minutes=11), cpu_us=1_000_000, connections=1, losses={"gap": 0}),
+    report(
+        "node-1", "new", ago(minutes=1), cpu_us=13_000_000, connections=8, rss_bytes=1 << 26, losses={"gap": 2, "x": 0}
+    ),
+    report("node-2", "third", ago(minutes=30), cpu_us=7, backend="kprobe", losses=None),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    path: Path
+
+    def run(self, command: click.Command, *flags: str) -> Result:
+        result = CliRunner().invoke(command, ["--tables", str(self.path), *flags])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    def rows(self, command: click.Command, *flags: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.run(command, "--json", *flags).stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    path = tmp_path_factory.mktemp("tables")
+    for name, rows in (("verdicts", VERDICTS), ("storms", STORMS), ("agents", AGENTS)):
+        write_rows(path, name, rows)
+    return Tables(path)
+
+
+def test_disconnects_are_counted_by_cause_without_those_of_kafka_probe(tables: Tables) -> None:
+    found = tables.rows(disconnects)
+    assert [(row["cause"], row["count"], row["clients"]) for row in found] == [
+        ("middlebox_reset", 30, 3),
+        ("normal", 10, 1),
+        ("process_exit", 1, 1),
+    ]
+    assert found[0]["percent"] == pytest.approx(100 * 30 / 41)
+    assert (found[0]["workload"], found[0]["node"], found[0]["broker"]) == ("python", "node-1", "10.0.0.1:9092")
+    assert found[0]["idle_s"] == 300
+    assert (found[1]["workload"], found[1]["node"], found[1]["idle_s"]) == (None, "broker-1", None)
+    assert found[0]["last"] == ago(minutes=1).isoformat()
+
+
+def test_disconnects_of_kafka_probe_and_of_earlier_days_are_counted_on_request(tables: Tables) -> None:
+    (normal,) = tables.rows(disconnects, "--internal", "--since", "7d", "--filter", "cause = normal")
+    assert (normal["count"], normal["clients"]) == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--by", "client", "--filter", "client ~ 'billing-*'"), ["billing-0", "billing-1", "billing-2"]),
+        (("--by", "client", "--filter", "count = 10 and cause = normal"), ["orders"]),
+        (("--by", "client", "--sort", "client", "--limit", "1"), [HOSTILE]),
+        (("--by", "client", "--from", "4h", "--until", "2h"), [HOSTILE]),
+        (("--by", "workload", "--filter", "workload = python"), ["python"]),
+    ],
+)
+def test_disconnects_are_counted_by_more_than_the_cause(
+    tables: Tables, flags: tuple[str, ...], expected: list[str]
+) -> None:
+    assert [row[flags[1]] for row in tables.rows(disconnects, *flags)] == expected
+
+
+def test_storms_have_their_last_state(tables: Tables) -> None:
+    first, second = tables.rows(storms)
+    assert (first["id"], first["state"], first["count"], first["percent"]) == ("a", "resolved", 30, 50)
+    assert (first["workload"], first["scope"], first["idle_s"]) == ("python billing", "network 10.0.0.0/24", 300)
+    assert (second["id"], second["cause"]) == ("b", "crash_loop")
+    assert [row["id"] for row in tables.rows(storms, "--since", "7d")] == ["a", "b", "c"]
+    assert [row["id"] for row in tables.rows(storms, "--from", "5d", "--until", "2d")] == ["b", "c"]
+
+
+def test_agents_have_their_last_report_their_cost_and_what_they_lost(tables: Tables) -> None:
+    first, second = tables.rows(agents)
+    assert (first["node"], first["agent_id"], first["state"], first["connections"]) == ("node-1", "new", "reporting", 8)
+    assert (first["lost"], first["losses"]) == (2, "gap 2")
+    assert first["cpu_percent"] == pytest.approx(2)
+    assert first["rss_mib"] == 64
+    assert (second["node"], second["state"], second["lost"], second["cpu_percent"]) == ("node-2", "silent", 0, None)
+
+
+def test_a_table_leaves_out_the_last_columns_on_a_narrow_terminal(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tables.run(disconnects, "--by", "client").stdout.splitlines()
+    assert whole[0].split()[:4] == ["client", "cause", "count", "percent"]
+    assert len(whole) == 1 + 5
+    monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 80)
+    *lines, last = tables.run(disconnects, "--by", "client").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 1 + 5
+    assert last.startswith("Not shown: ")
+    assert "first. A wider terminal or --columns shows them." in last
+    assert tables.run(disconnects, "--columns", "first,cause,node").stdout.split()[:3:2] == ["first", "cause"]
+
+
+def test_a_name_longer_than_the_terminal_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path, "verdicts", [ended("normal", "c" * 249, ago(minutes=1))])
+    monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 40)
+    head, row, _ = Tables(tmp_path).run(disconnects, "--by", "client").stdout.splitlines()
+    assert (head, row) == ("client", "c" * 40)
+
+
+def test_hostile_names_are_text_on_the_terminal_and_in_csv(tables: Tables) -> None:
+    flags = ("--by", "client", "--filter", "cause = process_exit")
+    shown = tables.run(disconnects, *flags).stdout
+    assert "=1+1\\x1b[31m" in shown
+    assert "\x1b" not in shown
+    (row,) = csv.DictReader(StringIO(tables.run(disconnects, "--csv", *flags).stdout))
+    assert row["client"] == "'=1+1\\x1b[31m"
+    assert row["count"] == "1"
+
+
+def test_more_rows_than_the_limit_are_mentioned(tables: Tables) -> None:
+    result = tables.run(disconnects, "--limit", "1")
+    assert len(result.stdout.splitlines()) == 2
+    assert "More than 1 rows match: raise --limit" in result.stderr
+    assert "The newest report of an agent in the tables is of" in result.stderr
+
+
+def test_nothing_that_matches_is_an_error_with_what_there_is(tables: Tables, tmp_path: Path) -> None:
+    with pytest.raises(KafkaProbeError, match=r"No disconnect matches\. The tables have 43, from ") as found:
+        tables.run(disconnects, "--filter", "cause = none")
+    assert found.value.exit_code == 1
+    write_rows(tmp_path, "storms", [])
+    with pytest.raises(KafkaProbeError, match=r"No storm matches\. The tables have no storm\."):
+        Tables(tmp_path).run(storms)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--columns", "count,x"), "There is no column 'x'. The columns are cause, count, "),
+        (("--sort", "x"), "There is no column 'x'"),
+        (("--filter", "x = 1"), "There is no column 'x'"),
+        (("--json", "--csv"), "Use one of --json and --csv."),
+        (("--since", "soon"), "'soon' is no time"),
+    ],
+)
+def test_what_is_used_incorrectly_is_refused(tables: Tables, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(KafkaProbeError, match=message.replace("?", r"\?")) as found:
+        tables.run(disconnects, *flags)
+    assert found.value.exit_code == 2
+
+
+def test_a_missing_table_and_a_missing_flag_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(KafkaProbeError, match=r"There is no table agents in .*: set --tables to the --output of"):
+        Tables(tmp_path).run(agents)
+    with pytest.raises(KafkaProbeError, match="Set --tables, or KAFKA_PROBE_TABLES"):
+        CliRunner().invoke(agents, [], catch_exceptions=False)
+
+
+def test_documented_commands_find_rows(tables: Tables) -> None:
+    documents = "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"
+    written = "\n".join((ROOT / document).read_text() for document in documents)
+    for name, command in (("agents", agents), ("disconnects", disconnects), ("storms", storms)):
+        found = re.findall(rf"\.venv/bin/kafka-probe {name} --tables kafka-probe-output([^`\n]*)", written)
+        assert found
+        for flags in found:
+            assert tables.run(command, *shlex.split(flags)).exit_code == 0
+
+
+def test_the_commands_are_those_of_the_agent() -> None:
+    names = CliRunner().invoke(commands, ["--help"]).output
+    assert all(f"\n  {name} " in names for name in ("agents", "disconnects", "storms"))
+
+
+def test_without_a_terminal_there_is_no_width(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert printing.terminal_columns(file.fileno()) is None
