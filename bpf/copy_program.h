@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Copies bodies without their record sets, values of configurations and opaque bytes. A copy program is a list of ops that
-// describes the layout of a body.
+// Copies bodies without their record sets and values of configurations, and of opaque bytes and hidden strings only the length. A
+// copy program is a list of ops that describes the layout of a body.
 #pragma once
 #include "big_endian.h"
 #include "cursor.h"
@@ -78,6 +78,11 @@ static inline void end_tag(struct cursor *c)
 	}
 }
 
+static inline u8 string_state(u16 operand)
+{
+	return operand & OP_EMPTIED ? EMPTIED : operand & OP_HIDDEN ? HIDDEN : STRING;
+}
+
 // Expect the element that the current op describes. OP_END describes none, so the op behind it starts in the same step; a second
 // OP_END in a row waits for the next step.
 static inline void start_op(struct cursor *c)
@@ -103,7 +108,7 @@ static inline void start_op(struct cursor *c)
 		expect(c, ACKS, operand);
 		break;
 	case OP_STRING:
-		expect_number(c, operand & OP_HIDDEN ? HIDDEN : STRING, operand & (OP_HIDDEN - 1));
+		expect_number(c, string_state(operand), operand & (OP_HIDDEN - 1));
 		break;
 	case OP_RECORDS:
 		expect_number(c, RECORD_SET, 4);
@@ -167,14 +172,15 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 	}
 }
 
-// Copy an empty string in place of a hidden one. In place of a tagged field that the version does not define, copy an empty field.
-static inline void hide(struct cursor *c, u32 bytes)
+// Copy an empty string in place of one whose length is not copied. In place of a tagged field that the version does not define,
+// copy an empty field.
+static inline void empty(struct cursor *c, u32 bytes)
 {
 	__builtin_memset(c->element, 0, 4);
-	c->element[0] = c->flexible && c->state == HIDDEN;
-	append(c, c->element, c->need);
+	c->element[0] = c->flexible && c->state == EMPTIED;
+	append(c, c->element, c->need, MAX_ELEMENT);
 	c->next += bytes;
-	if (c->state == HIDDEN)
+	if (c->state == EMPTIED)
 		advance(c);
 	else
 		next_tag(c);
@@ -247,8 +253,12 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 		expect_bulk(c, value, NEXT);
 		break;
 	case HIDDEN:
+		c->next += value;
+		advance(c);
+		break;
+	case EMPTIED:
 	case TAG_SKIPPED:
-		hide(c, value);
+		empty(c, value);
 		break;
 	case ARRAY:
 		array(conn, c, value);

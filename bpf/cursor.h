@@ -9,7 +9,9 @@
 #include "verifier.h"
 
 #define MAX_FRAME_BYTES (1 << 30)
-#define MAX_APPENDED 31 // size limit of a copied element or of a record set's summary; a power of two minus one
+// Size limits of a copied element, and of a record set's summary; powers of two minus one.
+#define MAX_ELEMENT 31
+#define MAX_SUMMARY 63
 
 // The element that the cursor expects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
@@ -24,7 +26,8 @@ enum state {
 	NEXT,     // no bytes: the next op begins
 	FINISHED, // no bytes: the last sample of the frame is complete
 	STRING = NUMBER,
-	HIDDEN,
+	HIDDEN,  // the length of a string that is not copied
+	EMPTIED, // the same, and its length is not copied either
 	ARRAY,
 	RECORD_SET,
 	ITEMS,
@@ -80,6 +83,7 @@ static inline void load_cursor(struct conn *conn, struct cursor *c, u8 direction
 		c->out.kind = state->kind;
 	}
 	c->lock = state->lock;
+	c->resync = state->resync;
 }
 
 // Save the cursor for the next call. If `unfinished` is full, send the copied part of the frame and skip the rest.
@@ -98,6 +102,7 @@ static inline void save_cursor(void *ctx, struct conn *conn, struct cursor *c, u
 	state->correlation_id = c->out.correlation_id;
 	state->kind = c->out.kind;
 	state->lock = c->lock;
+	state->resync = c->resync;
 	state->inside = kept;
 	state->need = c->need;
 	state->have = inside ? 0 : c->have;
@@ -159,13 +164,13 @@ static inline void malformed(struct cursor *c)
 	finish(c, FLAG_CUT);
 }
 
-// Append bytes to the sample. Every step starts with CHUNK free bytes in it, enough for the at most two elements that a step
-// appends.
-static inline void append(struct cursor *c, const void *bytes, u64 size)
+// Append bytes to the sample. Every step starts with CHUNK free bytes in it, enough for the one element or summary that it appends.
+// most: MAX_ELEMENT or MAX_SUMMARY.
+static inline void append(struct cursor *c, const void *bytes, u64 size, u64 most)
 {
 	u64 at = c->out.size;
 	PINNED(at);
-	if (at > DATA_BYTES - MAX_APPENDED)
+	if (at > DATA_BYTES - most)
 		return;
 	c->out.size = at + size;
 	if (size == 1) {
@@ -173,5 +178,5 @@ static inline void append(struct cursor *c, const void *bytes, u64 size)
 		return;
 	}
 	PINNED(size); // bounded here, because kernels before 5.16 lose the bound of a register spilled to the stack
-	bpf_probe_read_kernel(&c->out.data[at], size & MAX_APPENDED, bytes);
+	bpf_probe_read_kernel(&c->out.data[at], size & most, bytes);
 }

@@ -39,8 +39,8 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 		return;
 	}
 	c->copy_left -= c->need;
-	if (c->state != HIDDEN && c->state != TAG_SKIPPED)
-		append(c, c->element, c->need);
+	if (c->state != EMPTIED && c->state != TAG_SKIPPED)
+		append(c, c->element, c->need, MAX_ELEMENT);
 	if (c->state & NUMBER)
 		number_complete(conn, c);
 	else
@@ -207,6 +207,7 @@ static inline int begin(struct cursor *c)
 	// A search restarts with each call. The exception is a size that the caller moved by itself, as Java does when it reads:
 	// its header follows.
 	int size_alone = c->state == HEAD && c->have == 4 && c->next == c->call.start;
+	c->resync |= c->lock != LOCKED;
 	if (c->lock == SEEKING && !size_alone) {
 		if (c->state != FINISHED)
 			expect_head(c);

@@ -48,7 +48,8 @@ struct cursor_state {
 	u8 inside; // a frame: the cursor is saved in `unfinished`
 	u8 need;   // bytes of a header, of which `have` are in `header`
 	u8 have;
-	u8 header[15];
+	u8 resync; // frames were skipped in a search, and none was copied since
+	u8 header[14];
 };
 
 // One direction of a connection: the start of the next Kafka frame, and the expected rest of the current one.
@@ -69,6 +70,7 @@ struct cursor {
 	u32 hopped;             // frames that the running hop program has hopped over
 	struct set_summary set; // end_set fills in its numbers
 	u8 lock;                // enum lock
+	u8 resync;              // as in struct cursor_state
 	u8 state;               // enum state
 	u8 bulk_then;
 	u8 shift;
@@ -175,13 +177,14 @@ struct rule {
 // four bits of an op are its kind, the others its operand, below called N.
 #define OPERAND_BITS 12
 #define OPERAND ((1 << OPERAND_BITS) - 1)
-#define OP_HIDDEN 16
+#define OP_HIDDEN 16 // these two are flags in the operand of OP_STRING
+#define OP_EMPTIED 32
 enum op {
 	OP_STOP,     // end of the copy
 	OP_REST,     // copies all bytes that follow
 	OP_FIXED,    // copies N bytes
 	OP_ACKS,     // copies N bytes that begin with the acks of a Produce request
-	OP_STRING,   // copies a length (N bytes, or a varint) and its string; with OP_HIDDEN, copies an empty string instead
+	OP_STRING,   // copies a length (N bytes, or a varint) and its string; OP_HIDDEN: only the length; OP_EMPTIED: 0 as length
 	OP_RECORDS,  // a length and that many bytes of records: copies a summary instead
 	OP_TAGS,     // a count of tagged fields (KIP-482); if it is 0, jumps N ops forward
 	OP_ARRAY,    // a count of elements; if it is 0, jumps N ops forward

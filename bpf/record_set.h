@@ -20,7 +20,7 @@ static inline void end_set(struct cursor *c, u8 status)
 		c->set.status = status;
 	put_be32(c->set.records, c->records);
 	put_be32(c->set.batches, c->batches);
-	append(c, &c->set, sizeof(c->set));
+	append(c, &c->set, sizeof(c->set), MAX_SUMMARY);
 	c->next = c->set_end;
 	advance(c);
 }
@@ -43,6 +43,8 @@ static inline void record_set(struct cursor *c, u32 bytes)
 	__builtin_memset(&c->set, 0, sizeof(c->set));
 	__builtin_memset(c->set.producer_id, 0xff, sizeof(c->set.producer_id));
 	__builtin_memset(c->set.producer_epoch, 0xff, sizeof(c->set.producer_epoch));
+	__builtin_memset(c->set.first_offset, 0xff, sizeof(c->set.first_offset));
+	__builtin_memset(c->set.last_offset, 0xff, sizeof(c->set.last_offset));
 	expect_batch(c);
 }
 
@@ -95,6 +97,10 @@ static inline void batch(struct cursor *c)
 			c->need = BATCH_BYTES;
 		return;
 	}
+	if (!c->batches)
+		__builtin_memcpy(c->set.first_offset, c->element, sizeof(c->set.first_offset));
+	// A batch of magic 2 has the difference of its last offset to its first one, which a message is without.
+	put_be64(c->set.last_offset, be64(c->element) + (magic >= 2 ? be32(c->element + 23) : 0));
 	c->batches++;
 	if (magic >= 2) {
 		if (c->set.magic < 2) {

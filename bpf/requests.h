@@ -56,6 +56,8 @@ static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u3
 	c->out.frame_bytes = size + 4;
 	c->out.tcp_seq = c->next - c->have;
 	c->out.correlation_id = correlation_id;
+	c->out.flags = c->resync * FLAG_RESYNC;
+	c->resync = 0;
 }
 
 // Return 1 if the bytes are the start of a TLS record. Read as a frame size they would mean 350 MB; some TLS hellos continue like
@@ -253,7 +255,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		call_take_request(conn->sk);
 	else
 		conn->acks_unread = 1;
-	append(c, c->element + SHORT_HEAD, 2);
+	append(c, c->element + SHORT_HEAD, 2, MAX_ELEMENT);
 	expect_bulk(c, conn->client_id_bytes == NO_CLIENT_ID ? 0 : conn->client_id_bytes, BODY);
 }
 

@@ -69,6 +69,7 @@ static inline void check_chain(struct conn *conn, u32 correlation_id, int matche
 static inline void withhold(struct cursor *c, u32 correlation_id)
 {
 	lost(c, LOST_RESYNC);
+	c->resync = 1;
 	c->out.correlation_id = correlation_id;
 	skip_frame(c);
 }

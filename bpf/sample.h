@@ -23,8 +23,9 @@ enum sample_kind {
 enum sample_flag {
 	FLAG_RESPONSE = 1, // the frame is a response, else a request
 	FLAG_MORE = 2,     // the connection's next sample of this direction continues the frame
-	FLAG_CUT = 4,      // the frame has bytes that were not copied
-	FLAG_CLOSED = 8    // the listening socket was closed
+	FLAG_CUT = 4,      // the copy ended before the frame did
+	FLAG_CLOSED = 8,   // the listening socket was closed
+	FLAG_RESYNC = 16   // earlier frames of its direction were skipped while the cursor searched for a start
 };
 
 #define NO_API 255 // API key of a response without a matched request
@@ -118,6 +119,8 @@ struct set_summary {
 	u8 producer_id[8]; // of the first batch of magic 2; -1: no such batch, or it has no producer id
 	u8 producer_epoch[2];
 	u8 zero[2];
+	u8 first_offset[8]; // of the first batch or message, -1: none was read
+	u8 last_offset[8];  // of the last one that was read
 };
 
 enum set_flag { SET_TRANSACTIONAL = 1, SET_CONTROL = 2 };

@@ -11,7 +11,7 @@ from kafka_probe.config import Config
 from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
-from kafka_probe.connections.exchange import Exchanges
+from kafka_probe.connections.exchange import MEASURED, Exchanges
 from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.refused_produces import RefusedProduces
@@ -167,7 +167,7 @@ class Processor:
                 self._request_losses,
                 internal=self._internal_requests,
             )
-            self.reader.set_measures()
+            self.reader.set_measures((*SUMMED, *MEASURED))
         elif self._exchanges and not self.load_shedding.requests:
             self._exchanges = None
             self.reader.set_measures(SUMMED)

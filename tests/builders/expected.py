@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
+from kafka_probe.protocol.kernel_allow_list import HIDDEN
 from kafka_probe.protocol.roles import Part, Scope, role_of, scopes_inside
 from kafka_probe.protocol.schemas import SchemaField
 from tests.builders.trees import CLIENT_ID, Message, Records, Tree, present
@@ -15,7 +16,7 @@ Value = tuple[MeasureKind, int, int, int]
 
 
 def expected(message: Message) -> Expected:
-    found = Expected()
+    found = Expected(HIDDEN.get(message.api.name, frozenset()))
     if not message.response and message.header:
         found.values.append((Fact.CLIENT_ID, CLIENT_ID))
     found.struct(message.fields, message.tree, message.version, message.api.name, Scope.FRAME)
@@ -24,8 +25,12 @@ def expected(message: Message) -> Expected:
 
 @dataclass
 class Expected:
-    """The expected facts and measures, in the order of the wire."""
+    """The expected facts and measures, in the order of the wire.
 
+    hidden: names of strings of which only the length leaves the kernel.
+    """
+
+    hidden: frozenset[str]
     values: list[tuple[Fact, str | int]] = field(default_factory=list)
     errors: Counter[int] = field(default_factory=Counter)
     topics: list[TopicFacts] = field(default_factory=list)
@@ -54,7 +59,10 @@ class Expected:
             members = frozenset(member.name for member in present(each.fields, version))
             elements = value if isinstance(value, list) else [value]
             for element in elements:
-                if isinstance(element, dict):
+                if each.type.removeprefix("[]") == "bytes" or each.name in self.hidden:
+                    text = element.encode() if isinstance(element, str) else element
+                    self._measure(MeasureKind.HIDDEN_BYTES, scope, -1 if text is None else len(text))
+                elif isinstance(element, dict):
                     opens = scopes_inside(each.name, members, scope)
                     self._enter(opens, element)
                     self.struct(each.fields, element, version, each.name, opens[-1] if opens else scope)
@@ -80,8 +88,7 @@ class Expected:
                 if value > 0:
                     self.measured.append((role, -1, -1, value))
             case MeasureKind():
-                place = (len(topics) - 1, self._partition) if scope is Scope.PARTITION else (-1, -1)
-                self.measured.append((role, *place, value))
+                self._measure(role, scope, value)
             case Fact():
                 self.values.append((role, value.hex() if isinstance(value, bytes) else value))
             case Part.ERROR if value:
@@ -100,18 +107,26 @@ class Expected:
             case Part.RECORDS if value.data:
                 self._take_records(value)
 
+    def _measure(self, kind: MeasureKind, scope: Scope, value: int) -> None:
+        place = (len(self.topics) - 1, self._partition) if scope is Scope.PARTITION else (-1, -1)
+        self.measured.append((kind, *place, value))
+
     def _take_records(self, value: Records) -> None:
         place = len(self.topics) - 1, self._partition
         transactional, control = bool(value.flags & 1), bool(value.flags & 2)
         self.record_sets.append(RecordSet(*place, value.status, value.magic, value.codec, transactional, control))
         found = [(MeasureKind.RECORD_BYTES, len(value.data))]
+        offsets = [
+            (MeasureKind.BATCH_FIRST_OFFSET, value.first_offset),
+            (MeasureKind.BATCH_LAST_OFFSET, value.last_offset),
+        ]
         if value.status in (SetStatus.COUNTED, SetStatus.PARTIAL):
-            found += [(MeasureKind.RECORDS, value.records), (MeasureKind.BATCHES, value.batches)]
+            found += [(MeasureKind.RECORDS, value.records), (MeasureKind.BATCHES, value.batches), *offsets]
             if value.magic == 2:
                 found += [
                     (MeasureKind.BATCH_PRODUCER_ID, value.producer_id),
                     (MeasureKind.BATCH_PRODUCER_EPOCH, value.producer_epoch),
                 ]
         else:
-            found.append((MeasureKind.UNCOUNTED_BYTES, len(value.data)))
+            found += [*offsets, (MeasureKind.UNCOUNTED_BYTES, len(value.data))]
         self.measured += [(kind, *place, number) for kind, number in found]

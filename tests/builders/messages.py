@@ -34,11 +34,15 @@ _CUT = Records(bytes(200), records=3, status=SetStatus.PARTIAL)
 
 @dataclass(frozen=True)
 class Case:
-    """A frame's data, and the facts and measured values (kind, topic, partition, value) that are in it."""
+    """A frame's data, and the facts and measured values (kind, topic, partition, value) that are in it.
+
+    wire: the same part of the frame as on the wire.
+    """
 
     data: bytes
     facts: Facts
     values: list[Value]
+    wire: bytes
 
     @property
     def name(self) -> str:
@@ -53,7 +57,7 @@ def case(api_key: int, version: int, *, response: bool) -> Case:
 
 def _case(message: Message) -> Case:
     found = expected(message)
-    return Case(message.data, found.facts(message), found.measured)
+    return Case(message.data, found.facts(message), found.measured, message.header + message.body)
 
 
 def _produce(version: int) -> Tree:

@@ -35,6 +35,8 @@ class Batch:
     control: bool
     producer_id: int
     producer_epoch: int
+    first_offset: int
+    last_offset: int
 
 
 def read_body(request: Request, *, response: bool) -> Any:
@@ -82,10 +84,12 @@ def batches(record_set: bytes) -> Iterator[Batch]:
     """Return the batches of a record set, all of magic 2 and complete."""
     at = 0
     while at < len(record_set):
-        _, size, _, magic, _, attributes, _, _, _, producer_id, epoch, _, records = _BATCH.unpack_from(record_set, at)
+        header = _BATCH.unpack_from(record_set, at)
+        first, size, _, magic, _, attributes, last_delta, _, _, producer_id, epoch, _, records = header
         assert magic == 2
         transactional, control = bool(attributes & _TRANSACTIONAL), bool(attributes & _CONTROL)
-        yield Batch(records, attributes & _CODEC, transactional, control, producer_id, epoch)
+        offsets = first, first + last_delta
+        yield Batch(records, attributes & _CODEC, transactional, control, producer_id, epoch, *offsets)
         at += _BATCH_OVERHEAD + size
     assert at == len(record_set)
 

@@ -56,7 +56,7 @@ def request(api_key: int, version: int, conn: int = 1, *, client_id: str = CLIEN
     whole = case(api_key, version, response=False)
     name = client_id.encode()
     data = len(name).to_bytes(2, "big") + name + whole.data[2 + len(CLIENT_ID) :]
-    return message(Case(data, whole.facts, whole.values), conn, **fields)
+    return message(Case(data, whole.facts, whole.values, whole.wire), conn, **fields)
 
 
 def response(api_key: int, version: int, conn: int = 1, **fields: int) -> Samples:

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol.facts import SetStatus
-from kafka_probe.protocol.kernel_allow_list import HIDDEN
+from kafka_probe.protocol.kernel_allow_list import EMPTIED, HIDDEN
 from kafka_probe.protocol.schemas import Api, SchemaField, apis, fields_of
 
 CLIENT_ID = "billing-1"
@@ -36,24 +36,28 @@ class Records(NamedTuple):
     flags: int = 0
     producer_id: int = 4000
     producer_epoch: int = 6
+    first_offset: int = 500
+    last_offset: int = 539
 
     @property
     def stub(self) -> bytes:
-        return struct.pack(">IIBBBBqhxx", *self[1:])
+        return struct.pack(">IIBBBBqhxxqq", *self[1:])
 
 
 @dataclass(frozen=True)
 class _Form:
     """The form in which a message is written: as on the wire, or as it leaves the kernel.
 
-    hidden: names of strings that stay in the kernel; if set, opaque bytes stay there, too.
+    hidden: names of strings of which only the length leaves the kernel, as of all bytes; emptied: of strings whose
+    length stays there, too.
     """
 
     version: int
     flexible: bool
     foreign: tuple[int, ...] = ()
     leaves: bool = False
-    hidden: frozenset[str] | None = None
+    hidden: frozenset[str] = frozenset()
+    emptied: frozenset[str] = frozenset()
 
     def tags(self, known: list[bytes]) -> bytes:
         content = b"" if self.leaves else FOREIGN
@@ -93,20 +97,19 @@ class Message:
 
     @property
     def data(self) -> bytes:
-        """Return the frame from its client id, or a response's after its correlation id, with a stub per record set."""
-        return self._data(replace(self._form, leaves=True))
+        """Return the frame as it leaves the kernel, from its client id or from behind its correlation id."""
+        hidden, emptied = (which.get(self.api.name, frozenset()) for which in (HIDDEN, EMPTIED))
+        form = replace(self._form, leaves=True, hidden=hidden, emptied=emptied)
+        return self._header(form) + _struct(self.fields, self.tree, form)
 
     @property
-    def left(self) -> bytes:
-        """Return the same as the kernel leaves it: without opaque bytes and hidden strings."""
-        return self._data(replace(self._form, leaves=True, hidden=HIDDEN.get(self.api.name, frozenset())))
+    def holds_records(self) -> bool:
+        """Return True if the message has a record set."""
+        return any(field.type == "records" for field in _all(self.fields))
 
     @property
     def header(self) -> bytes:
         return self._header(self._form)
-
-    def _data(self, form: _Form) -> bytes:
-        return self._header(form) + _struct(self.fields, self.tree, form)
 
     @property
     def _form(self) -> _Form:
@@ -152,6 +155,12 @@ def present(fields: tuple[SchemaField, ...], version: int) -> Iterator[SchemaFie
     held = [field for field in fields if field.versions[0] <= version <= field.versions[1]]
     yield from (field for field in held if not _tagged(field, version))
     yield from sorted((field for field in held if _tagged(field, version)), key=lambda field: field.tag or 0)
+
+
+def _all(fields: tuple[SchemaField, ...]) -> Iterator[SchemaField]:
+    for field in fields:
+        yield field
+        yield from _all(field.fields)
 
 
 def _tagged(field: SchemaField, version: int) -> bool:
@@ -217,8 +226,9 @@ def _records(chosen: Random) -> Records:
     magic = chosen.choice((0, 1, 2, 2))
     status = chosen.choice(list(SetStatus))
     producer = (chosen.getrandbits(40), chosen.getrandbits(15)) if magic == 2 else (-1, -1)
+    offsets = chosen.getrandbits(40), chosen.getrandbits(41)
     size = chosen.choice((70, 500, 20_000))
-    return Records(bytes(size), chosen.getrandbits(20), 2, magic, 3, status, chosen.randrange(4), *producer)
+    return Records(bytes(size), chosen.getrandbits(20), 2, magic, 3, status, chosen.randrange(4), *producer, *offsets)
 
 
 def _struct(fields: tuple[SchemaField, ...], tree: Tree, form: _Form) -> bytes:
@@ -229,7 +239,7 @@ def _struct(fields: tuple[SchemaField, ...], tree: Tree, form: _Form) -> bytes:
             continue
         written = _field(each, value, form)
         if tagged:
-            size = len(_field(each, value, replace(form, leaves=False, hidden=None)))
+            size = len(_field(each, value, replace(form, leaves=False, hidden=frozenset(), emptied=frozenset())))
             tags.append(uvarint(each.tag or 0) + uvarint(size) + written)
         else:
             parts.append(written)
@@ -259,14 +269,15 @@ def _written(each: SchemaField, kind: str, value: Any, form: _Form) -> bytes:
     if kind == "uuid":
         return bytes(value)
     if kind == "string":
-        return _text("" if form.hidden and each.name in form.hidden else value, compact=flexible)
+        written = _text("" if each.name in form.emptied else value, compact=flexible)
+        return written[: -len(value.encode())] if value and each.name in form.hidden else written
     if kind in ("bytes", "records"):
-        if form.hidden is not None and kind == "bytes":
-            value = b""
         if value is None:
             return b"\0" if flexible else struct.pack(">i", -1)
         data = value.data if kind == "records" else value
         length = uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
+        if kind == "bytes" and form.leaves:
+            return length
         return length + bytes(value.stub if kind == "records" and form.leaves and data else data)
     return struct.pack(f">{_FORMATS[kind]}", value)
 

@@ -24,8 +24,12 @@ with warnings.catch_warnings():
     from kafka.record import MemoryRecordsBuilder
 
 MARKER = b"do-not-let-me-out"
-# The counts of a record set.
-COUNTS = (MeasureKind.RECORDS, MeasureKind.BATCHES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH)
+# What the kernel reads in the headers of batches.
+OFFSETS = MeasureKind.BATCH_FIRST_OFFSET, MeasureKind.BATCH_LAST_OFFSET
+OF_BATCHES = (
+    *(MeasureKind.RECORDS, MeasureKind.BATCHES, *OFFSETS),
+    *(MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH),
+)
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = (
     ApiKey.PRODUCE,
     ApiKey.FETCH,
@@ -61,14 +65,14 @@ class Frame:
 def request(api_key: int, version: int, correlation_id: int = 1) -> Frame:
     """Return a request of the decoder's tests, with client id CLIENT_ID."""
     found = case(api_key, version, response=False)
-    wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + found.data)
+    wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + found.wire)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def response(api_key: int, version: int, correlation_id: int = 1) -> Frame:
     """Return a response of the decoder's tests."""
     found = case(api_key, version, response=True)
-    wire = framed(struct.pack(">i", correlation_id) + found.data)
+    wire = framed(struct.pack(">i", correlation_id) + found.wire)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
@@ -109,6 +113,10 @@ def batch(records: int, *, magic: int = 2, codec: int = 0, value: bytes = MARKER
     return bytes(built)
 
 
+def _offset(batch: bytes) -> int:
+    return int.from_bytes(batch[:8], "big")
+
+
 @dataclass(frozen=True, slots=True)
 class Set:
     """A record set and how many records the kernel can count in it; None: it cannot."""
@@ -125,13 +133,16 @@ class Set:
         first, magic = batches[0], self.data[16]
         status = SetStatus.WRAPPER if self.records is None else SetStatus.COUNTED
         if magic < 2:
-            return Records(self.data, self.records or 0, len(batches), magic, first[17] & 7, status, 0, -1, -1)
+            codec, offsets = first[17] & 7, (_offset(first), _offset(batches[-1]))
+            return Records(self.data, self.records or 0, len(batches), magic, codec, status, 0, -1, -1, *offsets)
         if sum(map(len, batches)) < len(self.data):
             status = SetStatus.PARTIAL
         attributes = [batch[22] for batch in batches]
         flags = any(each & TRANSACTIONAL for each in attributes) | any(each & CONTROL for each in attributes) << 1
-        codec, producer = first[22] & 7, struct.unpack(">qh", first[43:53])
-        return Records(self.data, self.records or 0, len(batches), magic, codec, status, flags, *producer)
+        codec = first[22] & 7
+        last_offset = _offset(batches[-1]) + int.from_bytes(batches[-1][23:27], "big")
+        ids = *struct.unpack(">qh", first[43:53]), _offset(first), last_offset
+        return Records(self.data, self.records or 0, len(batches), magic, codec, status, flags, *ids)
 
     def _batches(self) -> Iterator[bytes]:
         """Return the complete batches or messages."""
@@ -223,8 +234,9 @@ def uncounted(seen: Seen, *partitions: int) -> Seen:
         if partitions and value[2] not in partitions:
             values.append(value)
         elif value[0] is MeasureKind.RECORD_BYTES:
-            values += [value, (MeasureKind.UNCOUNTED_BYTES, *value[1:])]
-        elif value[0] not in COUNTS:
+            unknown = ((kind, *value[1:3], -1) for kind in OFFSETS)
+            values += [value, *unknown, (MeasureKind.UNCOUNTED_BYTES, *value[1:])]
+        elif value[0] not in OF_BATCHES:
             values.append(value)
     sets = tuple(
         found

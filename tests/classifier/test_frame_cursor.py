@@ -79,8 +79,10 @@ def test_more_frames_in_a_call_than_the_cursor_follows_hide_the_next_two_exchang
         ask(cursor, number)
         answer(cursor, number)
     for answers in (False, True):
-        seen = frames(cursor, answers=answers)["correlation_id"]
-        assert seen[seen >= after.start].tolist() == [*after[hidden:]]
+        seen = frames(cursor, answers=answers)
+        numbers, resync = seen["correlation_id"], seen["flags"] & int(Flag.RESYNC) != 0
+        assert numbers[numbers >= after.start].tolist() == [*after[hidden:]]
+        assert numbers[resync].tolist() == ([after[hidden]] if hidden else [])
     losses = cursor.losses()
     assert losses["limit_reached"] > before.get("limit_reached", 0)
     assert losses.get("resync", 0) - before.get("resync", 0) == 2 * hidden

@@ -35,9 +35,8 @@ def claiming(count: int, *, body: bytes = b"", codec: int = 0, magic: int = 2) -
     return bytes(made)
 
 
-def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus, int | None, int]:
-    """Send records; return the status and count of their record set, and the number of batches counted as a loss."""
-    before = cursor.losses().get("record_count", 0)
+def produced(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus, dict[Measured, int]]:
+    """Send records; return the status and the measures of their record set."""
     cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(METADATA, 12, 1).wire, WHOLE)
@@ -47,11 +46,19 @@ def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus
     shape = decode(False, PRODUCE, version, data, copied_all=not sample["flags"] & Flag.CUT).shape()
     found = dict(zip((measure.kind for measure in shape.measures), measure_values(shape, data), strict=True))
     (record_set,) = shape.facts.record_sets
-    return (
-        SetStatus(record_set.status),
-        found.get(Measured.RECORDS),
-        cursor.losses().get("record_count", 0) - before,
-    )
+    return SetStatus(record_set.status), found
+
+
+def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus, int | None, int]:
+    """Send records; return the status and count of their record set, and the number of batches counted as a loss."""
+    before = cursor.losses().get("record_count", 0)
+    status, found = produced(cursor, version, records)
+    return status, found.get(Measured.RECORDS), cursor.losses().get("record_count", 0) - before
+
+
+def at_offset(offset: int, made: bytes) -> bytes:
+    """Return a batch or message with another first offset."""
+    return offset.to_bytes(8, "big") + made[8:]
 
 
 @pytest.mark.parametrize("version", [3, 9])
@@ -116,3 +123,26 @@ def test_a_correlation_id_may_be_negative(cursor: Classifier) -> None:
     frames = [each for each in cursor.samples() if each["kind"] == SampleKind.FRAME]
     assert {int(each["correlation_id"]) for each in frames} == {-1}
     assert frames[1]["api_key"] == METADATA
+
+
+HIGH = 1 << 40
+FIRST, SECOND = at_offset(HIGH + 7, batch(3)), at_offset(HIGH + 10, batch(2))
+
+
+@pytest.mark.parametrize("version", [3, 9])
+@pytest.mark.parametrize(
+    ("records", "offsets"),
+    [
+        (FIRST, (HIGH + 7, HIGH + 9)),
+        (FIRST + SECOND, (HIGH + 7, HIGH + 11)),
+        (FIRST + SECOND[:-1], (HIGH + 7, HIGH + 9)),
+        (FIRST + claiming(2**31 - 1), (HIGH + 7, 0)),
+        (at_offset(5, batch(1, magic=1)) + at_offset(HIGH, batch(1, magic=0)), (5, HIGH)),
+        (at_offset(HIGH, batch(4, magic=1, codec=GZIP)), (HIGH, HIGH)),
+    ],
+)
+def test_offsets_are_those_of_the_first_and_the_last_batch_that_was_read(
+    cursor: Classifier, version: int, records: bytes, offsets: tuple[int, int]
+) -> None:
+    _, found = produced(cursor, version, records)
+    assert (found[Measured.BATCH_FIRST_OFFSET], found[Measured.BATCH_LAST_OFFSET]) == offsets

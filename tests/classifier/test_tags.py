@@ -43,7 +43,7 @@ def test_foreign_tags_stay_in_the_kernel(cursor: Classifier, api: Api, is_respon
             raw, data, flags = left_of(cursor, message, piece)
             assert FOREIGN not in raw
             leaves = LIMITS.get(api.name, (0, 0))[is_response]
-            assert data == (message.left if leaves else b"" if is_response else HEADER)
+            assert data == (message.data if leaves else b"" if is_response else HEADER)
             facts = decode(is_response, api.key, version, data, copied_all=not flags & Flag.CUT).facts
             assert facts.status is (Status.COMPLETE if leaves else Status.HEADER_ONLY)
     assert cursor.losses() == before
@@ -73,7 +73,7 @@ def with_foreign_tags(message: Message) -> Message:
 def uncounted(value: Any) -> Any:
     """Return the value with all record sets counted as an incomplete batch: their summary has zeros."""
     if isinstance(value, Records):
-        return Records(value.data, 0, 0, 0, 0, SetStatus.PARTIAL, 0, -1, -1)
+        return Records(value.data, 0, 0, 0, 0, SetStatus.PARTIAL, 0, -1, -1, -1, -1)
     if isinstance(value, dict):
         return {name: uncounted(each) for name, each in value.items()}
     return list(map(uncounted, value)) if isinstance(value, list) else value

@@ -134,6 +134,8 @@ def check_records(seen: Seen, body: Any) -> None:
     assert found.get(MeasureKind.RECORD_BYTES, []) == [len(each) for each in sets]
     assert found.get(MeasureKind.RECORDS, []) == [sum(batch.records for batch in each) for each in batches]
     assert found.get(MeasureKind.BATCHES, []) == [len(each) for each in batches]
+    assert found.get(MeasureKind.BATCH_FIRST_OFFSET, []) == [each[0].first_offset for each in batches]
+    assert found.get(MeasureKind.BATCH_LAST_OFFSET, []) == [each[-1].last_offset for each in batches]
     assert found.get(MeasureKind.BATCH_PRODUCER_ID, []) == [each[0].producer_id for each in batches]
     assert found.get(MeasureKind.BATCH_PRODUCER_EPOCH, []) == [each[0].producer_epoch for each in batches]
     assert [(each.codec, each.transactional, each.control) for each in seen.facts.record_sets] == [

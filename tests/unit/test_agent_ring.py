@@ -298,12 +298,23 @@ def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -
     assert closes >= 10
 
 
-def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
-    """Each connection holds back the last sample of a frame that names many topics."""
-    fed = Fed()
+@pytest.mark.parametrize(
+    ("api_key", "version", "body", "requests"),
+    [
+        (METADATA, 4, (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0", "off"),
+        # Entities with hidden names, in the only entry.
+        (ApiKey.ALTER_CLIENT_QUOTAS, 1, b"\0\2" + b"\xa1\x9c\1" + b"\1\1\0" * 20_000 + b"\1\0\0\0", "all"),
+    ],
+)
+def test_long_frames_that_end_at_once_are_not_decoded_at_once(
+    api_key: int, version: int, body: bytes, requests: str
+) -> None:
+    """Each connection holds back the last sample of a frame with a long list."""
+    fed = Fed(requests)
     fed.processor.flows._budget_bytes = 0
-    topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"
-    frames = [frame(conn, data=b"\0\4%04d" % conn + topics, api_key=METADATA, api_version=4) for conn in range(1, 33)]
+    frames = [
+        frame(conn, data=b"\0\4%04d" % conn + body, api_key=api_key, api_version=version) for conn in range(1, 33)
+    ]
     for conn, records in enumerate(frames, 1):
         fed.see(opened(conn), records[:-1])
     last = [records[-1:] for records in frames]

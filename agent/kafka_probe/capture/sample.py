@@ -137,6 +137,7 @@ class Flag(IntFlag):
     MORE = 2
     CUT = 4
     CLOSED = 8
+    RESYNC = 16
 
 
 class Protocol(IntEnum):

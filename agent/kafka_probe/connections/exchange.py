@@ -38,6 +38,8 @@ _MEASURED: dict[MeasureKind, _MeasureName] = {
     MeasureKind.RECORD_BYTES: "bytes",
     MeasureKind.BATCH_PRODUCER_ID: "producer_id",
 }
+MEASURED = (*_MEASURED, MeasureKind.SESSION_EPOCH, MeasureKind.THROTTLE_MS)
+"""The measures of which events are made."""
 # Facts and their fields in the event have the same names.
 _PARAMETERS = {Fact[name.upper()]: name for name in RequestParameters.__annotations__}
 _LEFT_TO_THE_BROKER = (None, "", 0, -1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
-from kafka_probe.protocol.archive_compatibility import copied_bodies
-from kafka_probe.protocol.decoder import decode
+from kafka_probe.protocol.archive_compatibility import rules_with_hash
+from kafka_probe.protocol.decoder import Readers, decode
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Facts, Measure, Shape, measure_values
 from kafka_probe.protocol.schemas import apis
 
-RESPONSE, MORE, CUT = 1, 2, 4
+RESPONSE, MORE, CUT, RESYNC = 1, 2, 4, 16
 """Flags of a sample, as in the events."""
 NO_API = 255
 """The API key of a response whose request was not seen, as in the events."""
@@ -48,7 +48,7 @@ class CopiedSample(NamedTuple):
 class CopiedFrame:
     """A frame: its first sample, the data of all its samples, and whether all of them are there.
 
-    copied_all: the kernel copied the whole frame except its record sets.
+    copied_all: the kernel copied the whole frame, except what its rules keep back.
     """
 
     first: CopiedSample
@@ -69,10 +69,13 @@ class CopiedFrame:
     @cached_property
     def shape(self) -> Shape:
         """Return what the data contains, as far as it was copied; nothing if it was copied by unknown rules."""
-        first, bodies = self.first, copied_bodies(self.first.copy_rules)
-        complete = self.whole and self.copied_all and (first.api_key, self.response) in (bodies or ())
-        data = b"" if bodies is None else self.data
-        return decode(self.response, first.api_key, first.api_version, data, copied_all=complete).shape()
+        first, rules = self.first, rules_with_hash(self.first.copy_rules)
+        complete = self.whole and self.copied_all and rules and (first.api_key, self.response) in rules.bodies
+        return decode(
+            *(self.response, first.api_key, first.api_version, self.data if rules else b""),
+            copied_all=bool(complete),
+            readers=_readers(first.copy_rules if rules else None),
+        ).shape()
 
     @property
     def facts(self) -> Facts:
@@ -87,6 +90,13 @@ class CopiedFrame:
     def errors(self) -> dict[str, int]:
         """Return how often each error is in it, by Kafka's names."""
         return {ERROR_NAMES.get(code, str(code)): count for code, count in self.facts.errors}
+
+
+@cache
+def _readers(rules: str | None) -> Readers:
+    """Return the readers of frames that the rules with this hash copied; None: readers of empty data."""
+    known = rules_with_hash(rules) if rules else None
+    return Readers(hidden=known.kept_back.hidden) if known else Readers()
 
 
 class Joiner:

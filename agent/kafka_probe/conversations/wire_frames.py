@@ -1,7 +1,7 @@
 """Rebuilds frames to their size on the wire from what the kernel copied of them, for readers of packets.
 
-A record set becomes the header of one batch without records, and zeros. Of a hidden field the length is missing: if it
-is the only one of a frame, the frame's size gives it. The steps follow bpf/copy_program.h.
+A record set becomes the header of one batch without records, and zeros; hidden fields become zeros. If one field of a
+frame lacks its length, the frame's size gives it. The steps follow bpf/copy_program.h.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from kafka_probe.conversations.copied_frames import NO_API, CopiedFrame
-from kafka_probe.protocol.archive_compatibility import copied_bodies, unknown_rules
-from kafka_probe.protocol.copy_programs import HIDDEN, OPERAND_BITS, TAG_BITS, Op
+from kafka_probe.conversations.copied_frames import CopiedFrame
+from kafka_probe.protocol.archive_compatibility import rules_with_hash, unknown_rules
+from kafka_probe.protocol.copy_programs import EMPTIED, HIDDEN, OPERAND_BITS, TAG_BITS, Op
 from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
 from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS, uvarint
 
 _UNSUPPORTED_VERSION = 35  # error code
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # a record batch of magic 2 up to and with its number of records
+_MOST_DELTA = (1 << 31) - 1  # of the last offset of a batch to its first
 _NO_TAG = -1
 LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 8, (1 << 30) + 3
 """Sizes of frames, with their length prefix, that the kernel takes for Kafka's: MAX_FRAME_BYTES in bpf/cursor.h."""
-_LONGEST = {0: 1 << 30, 1: 1 << 30, 2: (1 << 15) - 1, 4: 1 << 30}  # field by the width of its length, see _Hidden
+_LONGEST = {0: 1 << 30, 1: 1 << 30, 2: (1 << 15) - 1, 4: 1 << 30}  # field by the width of its length, see _Emptied
 
 
-class _Hidden(NamedTuple):
+class _Emptied(NamedTuple):
     """A field whose length is missing: the part that has its length, and how that is written."""
 
     part: int
@@ -66,13 +67,13 @@ def wire_frame(frame: CopiedFrame) -> WireFrame:
     rebuilt = WireFrame([_head(frame)])
     if frame.first.frame_bytes > MOST_FRAME_BYTES:
         return rebuilt
-    whole, hidden = _add_body(rebuilt, frame)
+    whole, emptied = _add_body(rebuilt, frame)
     missing = frame.first.frame_bytes - rebuilt.known_bytes
     if missing < 0:  # it is not what these rules describe: only the header is sure
         rebuilt = WireFrame([_head(frame)])
         missing = frame.first.frame_bytes - rebuilt.known_bytes
     elif whole:
-        missing -= _fill(rebuilt, hidden, missing)
+        missing -= _fill(rebuilt, emptied, missing)
     if missing > 0:
         rebuilt.comments.append(f"{missing} bytes of the frame withheld")
         if not frame.response:  # a request that is cut is not matched with its response
@@ -90,30 +91,33 @@ def _head(frame: CopiedFrame) -> bytes:
 
 
 @cache
-def _rules() -> dict[tuple[int, int], CopyRule]:
-    return {(rule.api_key, rule.api_version): rule for rule in copy_rules()}
+def _copy_rules(rules: str) -> dict[tuple[int, int], CopyRule]:
+    """Return the rules that have this hash, by API key and version; none if it is unknown."""
+    known = rules_with_hash(rules)
+    return {(rule.api_key, rule.api_version): rule for rule in copy_rules(known.kept_back)} if known else {}
 
 
-def _add_body(rebuilt: WireFrame, frame: CopiedFrame) -> tuple[bool, list[_Hidden]]:
-    """Add the copied part of the body. Return True if that is all of it, and the withheld fields."""
+def _add_body(rebuilt: WireFrame, frame: CopiedFrame) -> tuple[bool, list[_Emptied]]:
+    """Add the copied part of the body. Return True if that is all of it, and the fields whose length is missing."""
     first = frame.first
-    if copied_bodies(first.copy_rules) is None:
+    if rules_with_hash(first.copy_rules) is None:
         rebuilt.comments.append(unknown_rules(first.copy_rules))
         return False, []
-    rule = None if first.api_key == NO_API else _rules().get((first.api_key, first.api_version))
+    rule = _copy_rules(first.copy_rules).get((first.api_key, first.api_version))
     program = () if rule is None else rule.response_program if frame.response else rule.request_program
     run = _CopyProgramRun(frame, program, rebuilt, flexible=rule is not None and rule.flexible)
     whole = run.rebuild()
     if rule and not frame.response and frame.api in HEADER_ONLY:
         run.add_least_body()
-    return whole, run.hidden
+    run.comment()
+    return whole, run.emptied
 
 
-def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> int:
-    """Give the first hidden fields the bytes that the frame lacks; return how many they have taken."""
+def _fill(rebuilt: WireFrame, emptied: list[_Emptied], missing: int) -> int:
+    """Give the first fields without a length the bytes that the frame lacks; return how many they have taken."""
     taken = 0
     filled: dict[int, tuple[bytes, Zeros]] = {}
-    for place in hidden:
+    for place in emptied:
         share = min(missing - taken, _LONGEST[place.width])
         if share <= 0:
             break
@@ -123,13 +127,13 @@ def _fill(rebuilt: WireFrame, hidden: list[_Hidden], missing: int) -> int:
     if filled:
         parts = enumerate(rebuilt.parts)
         rebuilt.parts = [new for number, part in parts for new in filled.get(number, (part,))]
-        unsure = "; the lengths of other withheld fields are part of it" if len(hidden) > len(filled) else ""
-        rebuilt.comments.append(f"{taken} bytes of fields withheld{unsure}")
+        unsure = "; the lengths of other withheld fields are part of it" if len(emptied) > len(filled) else ""
+        rebuilt.comments.append(f"{taken} bytes of fields without a length withheld{unsure}")
     return taken
 
 
 def _prefix(width: int, missing: int) -> tuple[int, bytes]:
-    """Return the length of a hidden field and its encoded prefix, which together fill `missing` bytes beyond a null."""
+    """Return the length of a field and its encoded prefix, which together fill `missing` bytes beyond a null."""
     if width > 1:
         return missing, missing.to_bytes(width, "big")
     for extra in range(5):  # bytes of the varint beyond the first
@@ -163,7 +167,8 @@ class _CopyProgramRun:
         self._program = program
         self._flexible = flexible
         self._rebuilt = rebuilt
-        self.hidden: list[_Hidden] = []
+        self.emptied: list[_Emptied] = []
+        self._hidden_bytes = 0
         self._left: list[int] = []  # elements of the arrays and tag sections around the op
         self._tag = _NO_TAG
 
@@ -209,7 +214,7 @@ class _CopyProgramRun:
             else:
                 width = 2 if kind == "string" else 4
                 parts.append(b"\1" if self._flexible else bytes(width))
-                self._hide(0 if self._flexible else width)
+                self._empty(0 if self._flexible else width)
         if self._flexible:
             parts.append(b"\0")
 
@@ -246,7 +251,7 @@ class _CopyProgramRun:
         elif op == Op.TAGS_END:
             if self._tag != _NO_TAG:
                 self._varint()
-                self._hide(1)
+                self._empty(1)
             after = self._next(at, operand)
             self._tag = self._varint() if after != at + 1 else _NO_TAG
             return after
@@ -266,16 +271,24 @@ class _CopyProgramRun:
         return at + 1
 
     def _string(self, operand: int) -> None:
-        width = operand & ~HIDDEN
+        width = operand & ~(HIDDEN | EMPTIED)
         length = self._count(width)
-        if operand & HIDDEN and not length:  # rules of another release may have copied it
-            self._hide(0 if self._flexible else width)
+        if operand & HIDDEN:
+            self._rebuilt.parts += [Zeros(length)] if length else []
+            self._hidden_bytes += length
+        elif operand & EMPTIED and not length:  # rules of another release may have copied it
+            self._empty(0 if self._flexible else width)
         else:
             self._copy(length)
 
-    def _hide(self, width: int) -> None:
-        """Note that the length added last is that of a field that was withheld."""
-        self.hidden.append(_Hidden(len(self._rebuilt.parts) - 1, width))
+    def _empty(self, width: int) -> None:
+        """Note that the length added last is that of a field whose length was withheld."""
+        self.emptied.append(_Emptied(len(self._rebuilt.parts) - 1, width))
+
+    def comment(self) -> None:
+        """Add a comment on the hidden fields."""
+        if self._hidden_bytes:
+            self._rebuilt.comments.append(f"{self._hidden_bytes} bytes of fields withheld")
 
     def _records(self) -> None:
         size = self._count(4)
@@ -283,9 +296,12 @@ class _CopyProgramRun:
             return
         summary = self._take(STUB_BYTES)
         records, batches = (_field(summary, name) for name in ("records", "batches"))
-        self._rebuilt.parts += batch(size)
+        first, last = (_field(summary, name, signed=True) for name in ("first_offset", "last_offset"))
+        self._rebuilt.parts += batch(size, first, last)
+        offsets = f", offsets {first} to {last}" if 0 <= first <= last else ""
         self._rebuilt.comments.append(
             f"{size} bytes of records withheld, batch header synthetic: {records} records in {batches} batches counted"
+            f"{offsets}"
         )
 
     def _count(self, width: int) -> int:
@@ -320,14 +336,20 @@ def _has(versions: tuple[int, int] | None, version: int) -> bool:
     return versions is not None and versions[0] <= version <= versions[1]
 
 
-def _field(summary: bytes, name: str) -> int:
+def _field(summary: bytes, name: str, *, signed: bool = False) -> int:
     at, size = STUB_FIELDS[name]
-    return int.from_bytes(summary[at : at + size], "big")
+    return int.from_bytes(summary[at : at + size], "big", signed=signed)
 
 
-def batch(size: int) -> Iterator[bytes | Zeros]:
-    """Yield the bytes of a record set: the header of one empty batch of magic 2, and zeros."""
-    header = _BATCH.pack(0, size - 12, 0, 2, 0, 0, -1, 0, 0, -1, -1, -1, 0)
+def batch(size: int, first_offset: int, last_offset: int) -> Iterator[bytes | Zeros]:
+    """Yield the bytes of a record set: the header of one empty batch of magic 2, and zeros.
+
+    Offsets that are unknown, or that no record set has, are 0.
+    """
+    first, delta = first_offset, last_offset - first_offset
+    if not (first >= 0 and 0 <= delta <= _MOST_DELTA):
+        first = delta = 0
+    header = _BATCH.pack(first, size - 12, 0, 2, 0, 0, delta, 0, 0, -1, -1, -1, 0)
     yield header[:size]
     if size > len(header):
         yield Zeros(size - len(header))

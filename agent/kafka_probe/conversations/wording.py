@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import TypeVar
 
-from kafka_probe.conversations.copied_frames import CopiedFrame
+from kafka_probe.conversations.copied_frames import RESYNC, CopiedFrame
 from kafka_probe.events import codec_name
-from kafka_probe.protocol.archive_compatibility import copied_bodies, unknown_rules
+from kafka_probe.protocol.archive_compatibility import rules_with_hash, unknown_rules
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
 from kafka_probe.protocol.schemas import apis
@@ -27,7 +27,9 @@ _LEFT_OUT = {Fact.CLIENT_ID, Fact.ACKS}
 _NO_VALUE = ("", -1, None)
 _ALL_ACKS = -1
 _BYTES = (MeasureKind.RECORD_BYTES, MeasureKind.UNCOUNTED_BYTES)
-_HIDDEN = (*_BYTES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES)
+_NOT_SHOWN = {
+    *(MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES, MeasureKind.HIDDEN_BYTES)
+}
 _MOST_ITEMS, _MOST_ITEMS_VERBOSE = 8, 256  # of a list
 
 
@@ -70,7 +72,9 @@ def _values(frame: CopiedFrame, most: int) -> Iterator[str]:
     if frame.facts.acks is not None:
         yield f"acks {'all' if frame.facts.acks == _ALL_ACKS else frame.facts.acks}"
     for measure, value in frame.measures:
-        if measure.topic < 0 and (value or measure.kind is not MeasureKind.THROTTLE_MS):
+        if measure.topic >= 0 or measure.kind in _NOT_SHOWN:
+            continue
+        if value or measure.kind is not MeasureKind.THROTTLE_MS:
             yield f"{measure.kind.value} {value}{' ms' if measure.kind is MeasureKind.THROTTLE_MS else ''}"
 
 
@@ -78,11 +82,17 @@ def _topics(frame: CopiedFrame, most: int) -> Iterator[str]:
     facts = frame.facts
     numbers: dict[tuple[int, int], list[str]] = {}
     sizes: dict[tuple[int, int], int] = {}
+    first_offsets: dict[tuple[int, int], int] = {}
     for measure, value in frame.measures:
         at = measure.topic, measure.partition
         if measure.kind in _BYTES:
             sizes[at] = value
-        elif measure.topic >= 0 and measure.kind not in _HIDDEN and value != -1:
+        elif measure.kind is MeasureKind.BATCH_FIRST_OFFSET:
+            first_offsets[at] = value
+        elif measure.kind is MeasureKind.BATCH_LAST_OFFSET:
+            if first_offsets[at] >= 0:
+                numbers.setdefault(at, []).append(f"offsets {first_offsets[at]} to {value}")
+        elif measure.topic >= 0 and measure.kind not in _NOT_SHOWN and value != -1:
             numbers.setdefault(at, []).append(f"{measure.kind.value} {value}")
     sets = {(one.topic, one.partition): one for one in facts.record_sets}
 
@@ -128,7 +138,9 @@ def _errors(frame: CopiedFrame) -> Iterator[str]:
 
 
 def _state(frame: CopiedFrame) -> Iterator[str]:
-    if copied_bodies(frame.first.copy_rules) is None:
+    if frame.first.flags & RESYNC:
+        yield "earlier frames were not captured"
+    if rules_with_hash(frame.first.copy_rules) is None:
         yield unknown_rules(frame.first.copy_rules)
         return
     if not frame.whole:

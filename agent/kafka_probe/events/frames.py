@@ -31,7 +31,8 @@ class FrameSamples(TypedDict):
     api_version: Annotated[list[int], "API version"]
     flags: Annotated[
         list[int],
-        "1: a response; 2: the next sample of this direction continues the frame; 4: bytes were not copied",
+        "1: a response; 2: the next sample of this direction continues the frame; 4: the copy ended early; "
+        "16: the kernel skipped earlier frames of this direction while it searched for the start of a frame",
     ]
     part: Annotated[list[int], "index of the sample in its frame, from 0"]
     data: Annotated[

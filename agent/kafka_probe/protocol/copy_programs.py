@@ -1,10 +1,10 @@
 """Builds copy programs: ops by which the kernel copies the allowed parts of a body, from Kafka's own definition.
 
-Op is enum op of bpf/maps.h, which defines each op. Record sets, opaque bytes, HIDDEN strings of kernel_allow_list.py,
-and tagged fields that the version does not have are not copied. Neighboring fields of fixed size are one op. In
-flexible versions, and in bodies with record sets, a program covers all fields, and bytes behind the last field are not
-copied. In other bodies it ends with the last field that is not copied whole; the kernel then copies the rest of the
-body.
+Op is enum op of bpf/maps.h, which defines each op. Record sets, opaque bytes, HIDDEN and EMPTIED strings of
+kernel_allow_list.py, and tagged fields that the version does not have are not copied. Neighboring fields of fixed size
+are one op. In flexible versions, and in bodies with record sets, a program covers all fields, and bytes behind the last
+field are not copied. In other bodies it ends with the last field that is not copied whole; the kernel then copies the
+rest of the body.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, fields_of
 
 MAX_DEPTH = 8  # of nested arrays and sections of tagged fields
 OPERAND_BITS = 12
-HIDDEN = 16  # flag in a string's operand
+HIDDEN = 16  # flag in a string's operand: only its length is copied
+EMPTIED = 32  # nor is its length
 TAG_BITS = 8  # in a tagged field's operand, below the tag number: how many ops to skip
 _FIXED_BYTES = 31  # maximum of one op
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4}
@@ -44,12 +45,15 @@ class Op(IntEnum):
     TAGS_END = 13
 
 
-def copy_program_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -> tuple[int, ...]:
+def copy_program_of(
+    api: Api, *, response: bool, version: int, hidden: frozenset[str], emptied: frozenset[str] = frozenset()
+) -> tuple[int, ...]:
     """Return the ops for one version's body, which starts behind the client id or the correlation id.
 
-    hidden: names of strings that are not copied. The result is empty if the whole body may be copied.
+    hidden: names of strings of which only the length is copied, as of all opaque bytes; emptied: of strings whose
+    length is not copied either. The result is empty if the whole body may be copied.
     """
-    program = _Builder(version, api.flexible(version), hidden)
+    program = _Builder(version, api.flexible(version), hidden, emptied)
     fields = fields_of(api, response=response, version=version)
     last = max((index for index, each in enumerate(fields, 1) if program.holds_back(each)), default=0)
     if api.flexible_response_header(version) if response else program.flexible:
@@ -75,13 +79,15 @@ class _Builder:
     version: int
     flexible: bool
     hidden: frozenset[str]
+    emptied: frozenset[str]
     ops: list[int] = field(default_factory=list)
     depth: int = 0
     in_tag: bool = False
 
     def holds_back(self, each: SchemaField) -> bool:
         """Return True if the field is not copied whole."""
-        return self._stands(each) and (self._hides(each) or any(map(self.holds_back, each.fields)))
+        kept = each.type.removeprefix("[]") == "records" or self._kept_back(each)
+        return self._stands(each) and (bool(kept) or any(map(self.holds_back, each.fields)))
 
     def add(self, fields: tuple[SchemaField, ...]) -> None:
         for each in filter(self._stands, fields):
@@ -152,7 +158,7 @@ class _Builder:
         elif kind == "records":
             self.append(Op.RECORDS)
         elif kind in _LENGTH_WIDTHS:
-            self.append(Op.STRING, _LENGTH_WIDTHS[kind] | (HIDDEN if self._hides(each) else 0))
+            self.append(Op.STRING, _LENGTH_WIDTHS[kind] | self._kept_back(each))
         elif each.name == "Acks":
             self.append(Op.ACKS, WIDTHS[kind])
         else:
@@ -165,9 +171,12 @@ class _Builder:
         else:
             self.append(Op.FIXED, size)
 
-    def _hides(self, each: SchemaField) -> bool:
+    def _kept_back(self, each: SchemaField) -> int:
+        """Return the flag of a string or of bytes that are not copied, else 0."""
         kind = each.type.removeprefix("[]")
-        return kind in ("records", "bytes") or (kind == "string" and each.name in self.hidden)
+        if kind == "string" and each.name in self.emptied:
+            return EMPTIED
+        return HIDDEN if kind == "bytes" or (kind == "string" and each.name in self.hidden) else 0
 
     def _stands(self, each: SchemaField) -> bool:
         return self._in(each.versions) and not self._in(each.tagged)

@@ -18,7 +18,7 @@ from kafka_probe.protocol.plan import PlanStep, plan_for
 from kafka_probe.protocol.roles import Part
 from kafka_probe.protocol.schemas import Api, apis
 
-_OF_RECORDS = "records, bytes, magic, codec, producer id and epoch, transactional"
+_OF_RECORDS = "records, bytes, magic, codec, offsets, producer id and epoch, transactional"
 # The order of roles in the table: parts, then facts of the frame, then measures.
 _ORDER = {role: index for index, role in enumerate((*Part, *Fact, *MeasureKind))}
 

@@ -24,10 +24,10 @@ class Block(NamedTuple):
     """Neighboring measures, such as those of a record set: kind and encoding of the first, and all that follow it.
 
     Each entry of `behind` has the kind of a further measure, its offset from the end of the first, and its width in
-    bytes.
+    bytes. A block without a kind is no measure; the shape's mask ignores its value.
     """
 
-    kind: MeasureKind
+    kind: MeasureKind | None
     encoding: Encoding
     behind: tuple[tuple[MeasureKind, int, int], ...] = ()
 
@@ -61,7 +61,8 @@ class Decoded(NamedTuple):
             mask[start:end] = bytes(end - start)
         measures: list[Measure] = []
         for (kind, encoding, behind), topic, partition, start, end in self.located:
-            measures.append(_new(Measure, (kind, topic, partition, start, end - start, encoding)))
+            if kind is not None:
+                measures.append(_new(Measure, (kind, topic, partition, start, end - start, encoding)))
             measures += [
                 _new(Measure, (other, topic, partition, end + at, size, _SIGNED)) for other, at, size in behind
             ]

@@ -95,6 +95,8 @@ class MeasureKind(Enum):
     BATCHES = "batches"  # of a record set; present with RECORDS
     RECORD_BYTES = "record bytes"  # size of a record set, always above 0
     UNCOUNTED_BYTES = "uncounted bytes"  # RECORD_BYTES again, of a set whose records the kernel could not count
+    BATCH_FIRST_OFFSET = "first offset of the records"  # of the first batch of a record set, -1 if none was read
+    BATCH_LAST_OFFSET = "last offset of the records"  # of the last batch that was read
     BATCH_PRODUCER_ID = "batch producer id"  # of the first batch of magic 2, -1 for none
     BATCH_PRODUCER_EPOCH = "batch producer epoch"
     OFFSET = "offset"  # requested (Fetch), committed (OffsetCommit, OffsetFetch) or returned (Produce, ListOffsets)
@@ -124,6 +126,7 @@ class MeasureKind(Enum):
     PARTITION_MAX_BYTES = "partition maximum bytes"
     SESSION_EPOCH = "session epoch"  # always above 0: 0 and -1 are facts
     THROTTLE_MS = "throttle time"
+    HIDDEN_BYTES = "lengths of hidden fields"  # of strings and bytes that stay in the kernel, negative for null
 
 
 POSITIVE = frozenset(

@@ -2,23 +2,27 @@
 
 The kernel side turns `copy_rules()` into its map; the decoder expects no more than the rules allow. Records,
 credentials and configuration values are never copied. A body is copied only if its API is in LIMITS, and without its
-record sets, opaque bytes, HIDDEN strings and tagged fields that the version does not have. Every API is in LIMITS or in
-HEADER_ONLY.
+record sets, opaque bytes, HIDDEN and EMPTIED strings, and tagged fields that the version does not have. Every API is in
+LIMITS or in HEADER_ONLY.
 
 All other strings of a body in LIMITS are copied. So for a new API or version read its definition, and put into HIDDEN
-each string that is a free text, a value, a principal or a credential, or that programs send to each other through the
-broker. tests/unit/protocol/test_kernel_allow_list.py finds the usual names of these only. Then roles.py lists the
-fields that the decoder reads, `make schemas` writes the hash of the rules, and `make docs` the list of what is copied.
+each string that is a free text, a principal or a credential, or that programs send to each other through the broker,
+and into EMPTIED each value of a configuration. tests/unit/protocol/test_kernel_allow_list.py finds the usual names of
+these only. Then roles.py lists the fields that the decoder reads, `make schemas` writes the hash of the rules, and
+`make docs` the list of what is copied.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from kafka_probe.protocol.copy_programs import copy_program_of
 from kafka_probe.protocol.schemas import Api, apis
+from kafka_probe.protocol.wire import STUB_FIELDS
 
 # For bodies without lists that grow with the cluster.
 _SMALL = 4096
@@ -63,27 +67,29 @@ LIMITS: dict[str, tuple[int, int]] = {
     ),
 }
 
-# Strings of these bodies that are not copied, by field name: an empty string replaces each.
-_TOPIC_CONFIGS = frozenset({"Value", "ErrorMessage"})  # the message repeats a rejected value
 # Permissions and quotas: error codes are copied, names of users, hosts and resources are not.
 _ACL = frozenset({"ResourceName", "Principal", "Host", "ErrorMessage"})
 _ACL_FILTER = frozenset({"ResourceNameFilter", "PrincipalFilter", "HostFilter"})
 _QUOTA = frozenset({"EntityType", "EntityName", "Key", "ErrorMessage"})
+# Strings of these bodies of which only the length is copied, by field name.
 HIDDEN: dict[str, frozenset[str]] = {
-    "CreateTopics": _TOPIC_CONFIGS,
     "DescribeAcls": _ACL | _ACL_FILTER,
     "CreateAcls": _ACL,
     "DeleteAcls": _ACL | _ACL_FILTER,
     "DescribeClientQuotas": _QUOTA | {"Match"},
     "AlterClientQuotas": _QUOTA,
     "ListConfigResources": frozenset({"ResourceName"}),
-    "StreamsGroupHeartbeat": frozenset({"Value"}),  # configurations of topics in the topology, and tags of clients
-    "StreamsGroupDescribe": frozenset({"Value"}),
     "OffsetCommit": frozenset({"CommittedMetadata"}),
     "TxnOffsetCommit": frozenset({"CommittedMetadata"}),
     "OffsetFetch": frozenset({"Metadata"}),
     "JoinGroup": frozenset({"Reason"}),  # free text
     "LeaveGroup": frozenset({"Reason"}),
+}
+# Strings of these bodies of which not even the length is copied, by field name: an empty string replaces each.
+EMPTIED: dict[str, frozenset[str]] = {
+    "CreateTopics": frozenset({"Value", "ErrorMessage"}),  # the message repeats a rejected value
+    "StreamsGroupHeartbeat": frozenset({"Value"}),  # configurations of topics in the topology, and tags of clients
+    "StreamsGroupDescribe": frozenset({"Value"}),
 }
 
 # APIs whose bodies are never copied to user space, and why.
@@ -121,7 +127,17 @@ class CopyRule:
     response_program: tuple[int, ...]
 
 
-def copy_rules() -> list[CopyRule]:
+class KeptBack(NamedTuple):
+    """The strings that are not copied, as HIDDEN and EMPTIED: by default those of this release."""
+
+    hidden: Mapping[str, frozenset[str]] = HIDDEN
+    emptied: Mapping[str, frozenset[str]] = EMPTIED
+
+
+_OF_THIS_RELEASE = KeptBack()
+
+
+def copy_rules(kept_back: KeptBack = _OF_THIS_RELEASE) -> list[CopyRule]:
     """Return a rule for every existing version. A frame without a rule is not Kafka, or newer than the schemas."""
     return [
         CopyRule(
@@ -129,8 +145,7 @@ def copy_rules() -> list[CopyRule]:
             version,
             api.flexible(version),
             *LIMITS.get(api.name, (0, 0)),
-            _copy_program(api, version, response=False),
-            _copy_program(api, version, response=True),
+            *(_copy_program(api, version, kept_back, response=response) for response in (False, True)),
         )
         for api in apis().values()
         for version in api.versions
@@ -139,11 +154,20 @@ def copy_rules() -> list[CopyRule]:
 
 @cache
 def rules_hash() -> str:
-    """Return 16 hexadecimal digits that are the same only for the same rules, whichever process computes them."""
-    return hashlib.sha256(repr(copy_rules()).encode()).hexdigest()[:16]
+    """Return 16 hexadecimal digits that are the same only for the same rules and summaries of record sets.
+
+    They are the same in each process.
+    """
+    return hashlib.sha256(repr((copy_rules(), STUB_FIELDS)).encode()).hexdigest()[:16]
 
 
-def _copy_program(api: Api, version: int, *, response: bool) -> tuple[int, ...]:
+def _copy_program(api: Api, version: int, kept_back: KeptBack, *, response: bool) -> tuple[int, ...]:
     if not LIMITS.get(api.name, (0, 0))[response]:
         return ()
-    return copy_program_of(api, response=response, version=version, hidden=HIDDEN.get(api.name, frozenset()))
+    return copy_program_of(
+        api,
+        response=response,
+        version=version,
+        hidden=kept_back.hidden.get(api.name, frozenset()),
+        emptied=kept_back.emptied.get(api.name, frozenset()),
+    )

@@ -7,13 +7,13 @@ a frame is complete once its facts are read.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
-from kafka_probe.protocol.kernel_allow_list import LIMITS
+from kafka_probe.protocol.kernel_allow_list import HIDDEN, LIMITS
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_of
 
@@ -22,7 +22,8 @@ class Form(Enum):
     """The form of a field on the wire."""
 
     FIXED = auto()
-    STRING = auto()  # also bytes: a length, then that many bytes
+    STRING = auto()  # a length, then that many bytes
+    LENGTH = auto()  # of a string or of bytes that stay in the kernel
     RECORDS = auto()  # a length, then the kernel's stub
     ARRAY = auto()
     STRUCT = auto()
@@ -82,21 +83,24 @@ def answered_version(api_key: int, api_version: int, data: bytes) -> int:
     return 0 if api_key == ApiKey.API_VERSIONS and data[:2] == _UNSUPPORTED_VERSION else api_version
 
 
-def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
-    """Return the plan for a version, also if the API or the version does not exist."""
+def plan_for(response: bool, api_key: int, api_version: int, hidden: Mapping[str, frozenset[str]] = HIDDEN) -> Plan:
+    """Return the plan for a version, also if the API or the version does not exist.
+
+    hidden: strings of which only the length was copied, as HIDDEN of kernel_allow_list.py.
+    """
     api = apis().get(api_key)
     if api is None or api_version not in api.versions:
         # Headers of later versions also begin with the client id, whatever their body is.
         steps = (_ERROR,) if api_key == ApiKey.API_VERSIONS else ()
         return Plan(steps if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
     if LIMITS.get(api.name, (0, 0))[response]:
-        return full_plan(response, api, api_version)
+        return full_plan(response, api, api_version, hidden)
     return Plan(() if response else _header(response, api, api_version)[:1], Status.HEADER_ONLY)
 
 
-def full_plan(response: bool, api: Api, api_version: int) -> Plan:
+def full_plan(response: bool, api: Api, api_version: int, hidden: Mapping[str, frozenset[str]] = HIDDEN) -> Plan:
     """Return the plan for header and body, whether or not the body is copied to user space."""
-    within = _Within(api_version, api.flexible(api_version), api.name)
+    within = _Within(api_version, api.flexible(api_version), api.name, hidden.get(api.name, frozenset()))
     body = _steps(fields_of(api, response=response, version=api_version), within)
     return Plan(_until_last_role(_header(response, api, api_version) + body), Status.COMPLETE)
 
@@ -116,6 +120,7 @@ class _Within:
     version: int
     flexible: bool
     parent: str
+    hidden: frozenset[str]
     scope: Scope = Scope.FRAME
 
 
@@ -147,12 +152,14 @@ def _plain(kind: str, field: SchemaField, within: _Within, tag: int | None = Non
         members = frozenset(member.name for member in field.fields if _holds(member.versions, within.version))
         opens = scopes_inside(field.name, members, within.scope)
         scope = opens[-1] if opens else within.scope
-        inner = _steps(field.fields, _Within(within.version, within.flexible, field.name, scope))
+        inner = _steps(field.fields, replace(within, parent=field.name, scope=scope))
         return PlanStep(field.name, Form.STRUCT, opens=opens, inner=inner, tag=tag)
     role = role_of(field.name, within.parent, within.scope)
     if kind in WIDTHS:
         return PlanStep(field.name, Form.FIXED, WIDTHS[kind], not kind.startswith("u"), role, within.scope, tag=tag)
     form = Form.RECORDS if kind == "records" else Form.STRING
+    if kind == "bytes" or (kind == "string" and field.name in within.hidden):
+        form, role = Form.LENGTH, MeasureKind.HIDDEN_BYTES
     return PlanStep(
         field.name, form, 0 if within.flexible else _LENGTH_WIDTHS[kind], role=role, scope=within.scope, tag=tag
     )
@@ -165,7 +172,9 @@ def _holds(versions: tuple[int, int] | None, version: int) -> bool:
 def _only(kinds: Collection[MeasureKind], step: PlanStep) -> PlanStep:
     wanted = not isinstance(step.role, MeasureKind) or step.role in kinds
     inner = tuple(_only(kinds, each) for each in step.inner)
-    return replace(step, role=step.role if wanted else None, inner=inner)
+    # A length of fixed size that nobody wants is bytes to skip.
+    form = Form.FIXED if step.form is Form.LENGTH and step.size and not wanted else step.form
+    return replace(step, form=form, role=step.role if wanted else None, inner=inner)
 
 
 def _until_last_role(steps: tuple[PlanStep, ...]) -> tuple[PlanStep, ...]:

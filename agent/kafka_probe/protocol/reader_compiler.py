@@ -89,6 +89,7 @@ _TAIL = f"""\
     return at, position, malformed, contents, located, skipped
 """
 _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, True): "q"}
+_OFFSETS = {MeasureKind.BATCH_FIRST_OFFSET: "first_offset", MeasureKind.BATCH_LAST_OFFSET: "last_offset"}
 _OF_RECORDS = {MeasureKind.RECORDS: "records", MeasureKind.BATCHES: "batches"}
 _OF_PRODUCER = {MeasureKind.BATCH_PRODUCER_ID: "producer_id", MeasureKind.BATCH_PRODUCER_EPOCH: "producer_epoch"}
 _NAMES: dict[str, Any] = {
@@ -170,6 +171,17 @@ class _Writer:
             self._line(use)
             self._line("at += n")
 
+    def length(self, step: PlanStep) -> None:
+        """Add the lines for a field of which only the length was copied."""
+        if step.size:
+            self._measure(step, MeasureKind.HIDDEN_BYTES)
+        else:
+            self._line("start = at")
+            self._line("_, at = uvarint(data, at)")
+            kind = MeasureKind.HIDDEN_BYTES if step.role else None
+            block = self._constant(Block(kind, Encoding.COMPACT_LENGTH))
+            self._line(f"located.append(({block}, {', '.join(_place(step))}, start, at))")
+
     def records(self, step: PlanStep) -> None:
         self._line("start = at")
         self._length(step.size)
@@ -185,7 +197,7 @@ class _Writer:
         self._line("record_sets.append(new(RecordSet, (t, p, status, magic, codec, flags & 1 > 0, flags & 2 > 0)))")
         bare, counted, with_producer = (
             self._constant(Block(MeasureKind.RECORD_BYTES, length, self._of_stub(fields)))
-            for fields in ({}, _OF_RECORDS, _OF_RECORDS | _OF_PRODUCER)
+            for fields in (_OFFSETS, _OF_RECORDS | _OFFSETS, _OF_RECORDS | _OFFSETS | _OF_PRODUCER)
         )
         if_counted = f"{with_producer} if magic == {wire.WITH_PRODUCER} else {counted}"
         self._line(f"located.append((({if_counted}) if status in COUNTED else {bare}, t, p, start, at))")
@@ -305,10 +317,9 @@ class _Writer:
                 self._line(f"if n: errors.append(n); topic_errors.append(({partition}, n))")
 
     def _measure(self, step: PlanStep, kind: MeasureKind) -> None:
-        topic, partition = ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
         self._line(f"if at + {step.size} > end: raise IndexError", decides=False)
         block = self._constant(Block(kind, Encoding.SIGNED))
-        self._line(f"located.append(({block}, {topic}, {partition}, at, at + {step.size}))")
+        self._line(f"located.append(({block}, {', '.join(_place(step))}, at, at + {step.size}))")
         self._line(f"at += {step.size}")
 
     def _session_epoch(self) -> None:
@@ -322,9 +333,15 @@ class _Writer:
         self._line("at += 4")
 
 
+def _place(step: PlanStep) -> tuple[str, str]:
+    """Return the variables with topic and partition of a step's measure."""
+    return ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
+
+
 _WRITERS: dict[Form, Callable[[_Writer, PlanStep], None]] = {
     Form.FIXED: _Writer.fixed,
     Form.STRING: _Writer.string,
+    Form.LENGTH: _Writer.length,
     Form.RECORDS: _Writer.records,
     Form.ARRAY: _Writer.array,
     Form.STRUCT: _Writer.struct,

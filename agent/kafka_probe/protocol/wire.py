@@ -5,7 +5,7 @@ from __future__ import annotations
 _VARINT_BITS = 35  # of the longest varint, which has five bytes
 
 # The fields of struct set_summary of bpf/sample.h by name: (offset, width), both in bytes.
-STUB_BYTES = 24
+STUB_BYTES = 40
 STUB_FIELDS = {
     "records": (0, 4),
     "batches": (4, 4),
@@ -15,8 +15,10 @@ STUB_FIELDS = {
     "flags": (11, 1),
     "producer_id": (12, 8),
     "producer_epoch": (20, 2),
+    "first_offset": (24, 8),
+    "last_offset": (32, 8),
 }
-STUB_MASK = b"\0" * 8 + b"\xff" * 4 + b"\0" * 12  # only magic, codec, status and flags are facts
+STUB_MASK = b"\0" * 8 + b"\xff" * 4 + b"\0" * 28  # only magic, codec, status and flags are facts
 WITH_PRODUCER = 2  # the first magic whose batches contain a producer id
 
 

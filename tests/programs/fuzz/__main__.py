@@ -28,7 +28,7 @@ RESPONSE, COPIED_ALL = 1, 2
 KEYS, VERSIONS = 96, 24  # one more at either end than exist, and then some
 MAX_BYTES, SLOW_S = 2048, 5
 SEEDS_PER_KIND = 3
-SET_MEASURES = 6  # of one record set, which has 24 bytes at least
+SET_MEASURES = 7  # of one record set, which has 40 bytes at least
 
 
 def main() -> None:

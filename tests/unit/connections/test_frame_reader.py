@@ -96,7 +96,7 @@ def test_no_samples_are_no_frames() -> None:
 def test_a_frame_that_was_not_copied_to_its_end_is_truncated_and_counted_so() -> None:
     whole = case(METADATA, 12, response=True)
     reader = FrameReader()
-    (group,) = reader.read(message(Case(whole.data[:40], whole.facts, []), flags=Flag.CUT))
+    (group,) = reader.read(message(Case(whole.data[:40], whole.facts, [], whole.wire), flags=Flag.CUT))
     assert group.shape.facts.status.value == "truncated"
     assert reader.losses["frame_truncated"] == 1
 

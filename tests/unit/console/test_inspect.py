@@ -182,11 +182,11 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
     fed = Fed(archive={"archive": "all"})
     fed.see(opened(1), exchange(1, METADATA, 12, at_s=10))
     fed.report()
-    older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)]}
+    older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)], "hidden": {}}
     table = tmp_path / "rules.json"
     table.write_text(json.dumps({**json.loads(archive_compatibility.TABLE.read_text()), "0.0.9": older}))
     monkeypatch.setattr(archive_compatibility, "TABLE", table)
-    monkeypatch.setattr(archive_compatibility, "_bodies_by_hash", archive_compatibility._bodies_by_hash.__wrapped__)
+    monkeypatch.setattr(archive_compatibility, "_rules_by_hash", archive_compatibility._rules_by_hash.__wrapped__)
     contents = {}
     for rules in (rules_hash(), "0" * 16, "1" * 16):
         events = json.loads(json.dumps(fed.archive_sink.events))

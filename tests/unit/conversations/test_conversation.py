@@ -9,12 +9,21 @@ import pytest
 
 from kafka_probe.conversations import copied_frames as module
 from kafka_probe.conversations.conversation import lines
-from kafka_probe.conversations.copied_frames import MORE, NO_API, RESPONSE, CopiedFrame, CopiedSample, Joiner, joined
+from kafka_probe.conversations.copied_frames import (
+    MORE,
+    NO_API,
+    RESPONSE,
+    RESYNC,
+    CopiedFrame,
+    CopiedSample,
+    Joiner,
+    joined,
+)
 from kafka_probe.conversations.wording import words
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from tests.builders.messages import CLIENT_ID
-from tests.builders.trees import message_of
+from tests.builders.trees import Records, message_of
 
 HEARTBEAT = ApiKey.HEARTBEAT
 REQUEST = message_of("Heartbeat", False, 0, {"ClientId": CLIENT_ID, "GroupId": "billing", "MemberId": "m-1"}).data
@@ -65,6 +74,20 @@ def test_an_answer_does_not_end_a_later_request_that_has_begun() -> None:
     )
     assert later == asked.replace("#1", "#2")
     assert took == took_later
+
+
+def test_frames_that_were_skipped_before_a_frame_are_mentioned() -> None:
+    asked, _ = text([sample(1, REQUEST, RESYNC), answer(1)])
+    assert asked.startswith("Heartbeat 0 #1, 60 bytes: earlier frames were not captured")
+
+
+def test_a_record_set_has_its_offsets() -> None:
+    sets = Records(bytes(600), first_offset=7, last_offset=46), Records(bytes(90), first_offset=-1, last_offset=-1)
+    partitions = [{"Index": index, "Records": records} for index, records in enumerate(sets)]
+    tree = {"ClientId": CLIENT_ID, "Acks": 1, "TopicData": [{"Name": "orders", "PartitionData": partitions}]}
+    asked, _ = text([sample(1, message_of("Produce", False, 0, tree).data, api_key=ApiKey.PRODUCE)])
+    assert "orders[0]: records 40, offsets 7 to 46, 600 bytes of records" in asked
+    assert "orders[1]: records 40, 90 bytes of records" in asked
 
 
 def test_an_answer_whose_request_was_not_seen_is_named_so() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kafka_probe.capture.compiler import sources
-from kafka_probe.protocol.copy_programs import HIDDEN, MAX_DEPTH, OPERAND_BITS, TAG_BITS, Op, copy_program_of
+from kafka_probe.protocol.copy_programs import EMPTIED, HIDDEN, MAX_DEPTH, OPERAND_BITS, TAG_BITS, Op, copy_program_of
 from kafka_probe.protocol.kernel_allow_list import copy_rules
 from kafka_probe.protocol.schemas import Api, Era, SchemaField
 from tests.builders.api_names import api_name
@@ -40,8 +40,9 @@ def test_ops_agree_with_the_kernels() -> None:
     body = re.search(r"enum op \{(.*?)\};", MAPS, re.DOTALL)
     assert body
     assert re.findall(r"^\s*OP_(\w+),", body[1], re.MULTILINE) == [op.name for op in Op]
-    defined = dict(re.findall(r"#define (MAX_DEPTH|OPERAND_BITS|OP_HIDDEN|TAG_BITS)\s+(\d+)", MAPS))
-    sizes = {"MAX_DEPTH": MAX_DEPTH, "OPERAND_BITS": OPERAND_BITS, "OP_HIDDEN": HIDDEN, "TAG_BITS": TAG_BITS}
+    defined = dict(re.findall(r"#define (MAX_DEPTH|OPERAND_BITS|OP_HIDDEN|OP_EMPTIED|TAG_BITS)\s+(\d+)", MAPS))
+    sizes = {"MAX_DEPTH": MAX_DEPTH, "OPERAND_BITS": OPERAND_BITS, "TAG_BITS": TAG_BITS}
+    sizes |= {"OP_HIDDEN": HIDDEN, "OP_EMPTIED": EMPTIED}
     assert defined == {name: str(size) for name, size in sizes.items()}
 
 
@@ -79,7 +80,8 @@ def test_the_error_of_an_api_versions_response_comes_before_its_version_is_known
 
 
 def test_hidden_strings_and_opaque_bytes_are_marked() -> None:
-    assert f"STRING2 STRING{2 + HIDDEN}" in spelled("CreateTopics", 7, response=False)
+    assert f"STRING2 STRING{2 + EMPTIED}" in spelled("CreateTopics", 7, response=False)
+    assert f"STRING{2 + HIDDEN}" in spelled("OffsetCommit", 7, response=False)
     assert f"STRING2 STRING{4 + HIDDEN}" in spelled("JoinGroup", 0, response=False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_probe.protocol.kernel_allow_list import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
+from kafka_probe.protocol.kernel_allow_list import EMPTIED, HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import SchemaField, apis, fields_of
 from tests.builders.api_names import api_name
 
@@ -22,6 +22,11 @@ SECRET = re.compile(
 )
 # Names of metrics, which brokers ask clients for.
 HARMLESS = {("GetTelemetrySubscriptions", "RequestedMetrics")}
+
+
+def kept_back(api: str) -> frozenset[str]:
+    """Return the names of an API's strings that are not copied."""
+    return HIDDEN.get(api, frozenset()) | EMPTIED.get(api, frozenset())
 
 
 def rule_of(name: str, version: int) -> CopyRule:
@@ -41,11 +46,9 @@ def leaving(rule: CopyRule, *, response: bool) -> list[SchemaField]:
     api = apis()[rule.api_key]
     if not (rule.response_limit_bytes if response else rule.request_limit_bytes):
         return []
-    stays = HIDDEN.get(api.name, frozenset())
-    fields = fields_of(api, response=response, version=rule.api_version)
-    return [
-        field for field in strings(fields) if field.name not in stays and not field.type.endswith(("bytes", "records"))
-    ]
+    fields = strings(fields_of(api, response=response, version=rule.api_version))
+    stays = kept_back(api.name)
+    return [field for field in fields if field.name not in stays and not field.type.endswith(("bytes", "records"))]
 
 
 def test_every_version_of_every_api_has_one_rule() -> None:
@@ -70,11 +73,8 @@ def test_a_body_of_which_something_stays_or_may_stay_is_walked(rule: CopyRule) -
         limit = rule.response_limit_bytes if response else rule.request_limit_bytes
         fields = fields_of(api, response=response, version=rule.api_version)
         present = [field for field in strings(fields) if field.versions[0] <= rule.api_version <= field.versions[1]]
-        stays = [
-            field
-            for field in present
-            if field.type.endswith(("bytes", "records")) or field.name in HIDDEN.get(api.name, ())
-        ]
+        names = kept_back(api.name)
+        stays = [field for field in present if field.type.endswith(("bytes", "records")) or field.name in names]
         of_any_version = response and api.name == "ApiVersions"
         assert bool(program) == bool(limit and (stays or rule.flexible or of_any_version))
 
@@ -85,10 +85,11 @@ def test_every_api_is_either_limited_or_leaves_by_its_header() -> None:
 
 
 def test_what_is_hidden_exists() -> None:
-    for name, fields in HIDDEN.items():
+    for name, fields in (*HIDDEN.items(), *EMPTIED.items()):
         (api,) = (api for api in apis().values() if api.name == name)
         eras = [era.fields for era in (*api.request, *api.response)]
         assert fields <= {field.name for era in eras for field in strings(era)}
+    assert not any(HIDDEN.get(name, frozenset()) & fields for name, fields in EMPTIED.items())
 
 
 @pytest.mark.parametrize("name", ["CreateTopics", "JoinGroup", "SyncGroup", "OffsetCommit", "StreamsGroupHeartbeat"])
