@@ -95,9 +95,9 @@ def connections(closes: DataFrame, opens: DataFrame, before: DataFrame) -> DataF
 
 
 def open_ends_of(opens: DataFrame, known: DataFrame) -> DataFrame | None:
-    """Return the rows of `opens` about ends that are not closed, of flows of which an end is `known`; None without any.
+    """Return the rows of `opens` about the open ends of flows of which an end is `known`; None without any.
 
-    An end that is half closed is among them: as long as its other end is reported, it is kept.
+    Flows that are half closed are among them: they are kept as long as their other end is reported.
     """
     sides = F.collect_set(F.when(F.col("close").isNotNull(), F.col("side")))
     half = known.groupBy("flow_id").agg(sides.alias("closed")).where(F.size("closed") < len(SIDES))
