@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from kafka_probe_console.answer_command import Scope, answers
-from kafka_probe_console.columns import Column, Kind
-from kafka_probe_console.views import View, within
+from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.columns import AnswerColumn, Kind
+from kafka_probe_console.period import Period
+from kafka_probe_console.views import AnswerView, within
 
-_OF_NEWEST = ("connections", "version", "backend", "kernel")
 SILENT_S = 180
-"""An agent is silent if its last report is so much older than the newest one of any agent; reports come each minute."""
+"""The age of its last report from which an agent is silent; three times its usual pause if that is longer."""
+_OF_NEWEST = ("connections", "version", "backend", "kernel", "rss_bytes", "losses", "cpu_us", "ts")
 
 
 @click.command(
@@ -20,35 +21,46 @@ Examples:
   kafka-probe agents --tables kafka-probe-output --filter 'state = silent or lost > 0'
 """
 )
-@answers
-def agents(scope: Scope) -> View:
-    """Print the newest report of each node's agent: version, cost, losses, and whether it fell silent."""
-    where, values = within("received_ts", scope.period)
+@prints_view
+def agents(period: Period) -> AnswerView:
+    """Print the newest report of each node's agent: losses, cost, version, and whether the agent is silent."""
+    where, values = within("received_ts", period)
+    # Numbers of forged reports may be too large for sums of integers.
     sql = f"""
-        SELECT * FROM (
-            SELECT node, agent_id, max(received_ts) AS last, min(received_ts) AS since,
-                if(max(received_ts) < max(max(received_ts)) OVER () - INTERVAL {SILENT_S} SECOND, 'silent', 'reporting')
-                    AS state,
-                100 * (max(cpu_us) - min(cpu_us)) / nullif(epoch_us(max(ts)) - epoch_us(min(ts)), 0) AS cpu_percent,
-                arg_max(rss_bytes, received_ts) / 1048576 AS rss_mib,
-                {", ".join(f"arg_max({name}, received_ts) AS {name}" for name in _OF_NEWEST)},
-                list_filter(map_entries(arg_max(losses, received_ts)), lambda one: one.value > 0) AS lost_by_reason,
-                coalesce(list_sum(list_transform(lost_by_reason, lambda one: one.value)), 0)::BIGINT AS lost,
-                array_to_string(list_transform(lost_by_reason, lambda one: one.key || ' ' || one.value), ', ') AS losses
-            FROM agents WHERE {where} GROUP BY node, agent_id
+        SELECT node, CASE
+                WHEN max(last) OVER () < now() - INTERVAL {SILENT_S} SECOND THEN 'unknown'
+                WHEN last < max(last) OVER () - greatest(INTERVAL {SILENT_S} SECOND, 3 * pause) THEN 'silent'
+                ELSE 'reporting'
+            END AS state,
+            coalesce(list_sum(list_transform(lost_by_reason, lambda one: one.value::DOUBLE)), 0) AS lost,
+            array_to_string(list_transform(lost_by_reason, lambda one: one.key || ' ' || one.value), ', ') AS losses,
+            last, newest.connections AS connections,
+            100 * (newest.cpu_us::DOUBLE - least_cpu_us) / nullif(epoch(newest.ts) - epoch(least_ts), 0) / 1e6
+                AS cpu_percent,
+            newest.rss_bytes / 1048576 AS rss_mib, newest.version AS version, newest.backend AS backend,
+            newest.kernel AS kernel, count(*) OVER (PARTITION BY node) AS runs, first, agent_id
+        FROM (
+            SELECT *, list_filter(map_entries(newest.losses), lambda one: one.value > 0) AS lost_by_reason
+            FROM (
+                SELECT node, agent_id, max(received_ts) AS last, min(received_ts) AS first,
+                    (max(received_ts) - min(received_ts)) / greatest(count(*) - 1, 1) AS pause,
+                    min(cpu_us) AS least_cpu_us, min(ts) AS least_ts,
+                    arg_max(struct_pack({", ".join(f"{name} := {name}" for name in _OF_NEWEST)}), seq) AS newest
+                FROM agents WHERE {where} GROUP BY node, agent_id
+            )
         ) QUALIFY row_number() OVER (PARTITION BY node ORDER BY last DESC, agent_id) = 1
     """
-    numbers, times = {"connections", "lost", "cpu_percent", "rss_mib"}, {"last", "since"}
+    numbers, times = {"connections", "lost", "cpu_percent", "rss_mib", "runs"}, {"last", "first"}
     names = (
-        *("node", "state", "connections", "lost", "cpu_percent", "rss_mib", "version", "last", "losses", "backend"),
-        *("kernel", "since", "agent_id"),
+        *("node", "state", "lost", "last", "losses", "connections", "cpu_percent", "rss_mib", "version", "backend"),
+        *("kernel", "runs", "first", "agent_id"),
     )
-    return View(
+    return AnswerView(
         tables=("agents",),
         sql=sql,
         values=values,
         columns=tuple(
-            Column(name, Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT)
+            AnswerColumn(name, Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT)
             for name in names
         ),
         sort="node",

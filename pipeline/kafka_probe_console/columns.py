@@ -15,7 +15,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class AnswerColumn:
     """A column of an answer. Units stand in its name."""
 
     name: str

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from kafka_probe_console.answer_command import Scope, answers
-from kafka_probe_console.columns import Column, Kind
+from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.columns import AnswerColumn, Kind
 from kafka_probe_console.ends import client_of, not_internal, workload_of
-from kafka_probe_console.views import View, within
+from kafka_probe_console.period import Period
+from kafka_probe_console.views import AnswerView, within
 
 GROUPS = ("client", "workload", "broker", "node")
 
@@ -20,34 +21,38 @@ Examples:
 """
 )
 @click.option("--by", type=click.Choice(GROUPS), help="count by this as well as by cause")
-@answers
-def disconnects(scope: Scope, by: str | None) -> View:
-    """Print how many connections ended for which cause, with those that it hit most."""
-    where, values = within("ts", scope.period)
+@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
+@prints_view
+def disconnects(period: Period, by: str | None, *, internal: bool) -> AnswerView:
+    """Print how many connections ended for which cause, and which clients and brokers it hit most."""
+    # No close is newer than Kafka's time of its verdict, so that a wrong or forged clock cannot move it to the future.
+    time = "least(ts, judged_ts)"
+    where, values = within(time, period)
     group = f"{by}, cause" if by else "cause"
-    others = [f"mode({name}) AS {name}" for name in GROUPS if name != by]
+    others = [name for name in GROUPS if name != by]
     sql = f"""
         SELECT {group}, count(*) AS count, 100 * count(*) / sum(count(*)) OVER () AS percent,
-            count(DISTINCT client) AS clients, {", ".join(others)},
-            median(idle_us) / 1e6 AS idle_s, min(ts) AS first, max(ts) AS last
+            count(DISTINCT client) AS clients,
+            {", ".join(f"mode({name}) AS top_{name}" for name in others)},
+            median(idle_us) / 1e6 AS idle_s, min(closed_ts) AS first, max(closed_ts) AS last
         FROM (
-            SELECT cause, ts, idle_us, {client_of("client", "server")} AS client,
+            SELECT cause, {time} AS closed_ts, idle_us, {client_of("client", "server")} AS client,
                 {workload_of("client")} AS workload, coalesce(server.local, client.peer) AS broker,
                 coalesce(client.node, server.node) AS node
             FROM verdicts WHERE {where}
-        ) WHERE {"true" if scope.internal else not_internal("client")} GROUP BY {group}
+        ) WHERE {"true" if internal else not_internal("client")} GROUP BY {group}
     """
-    return View(
+    return AnswerView(
         tables=("verdicts",),
         sql=sql,
         values=values,
         columns=(
-            *([Column(by)] if by else []),
-            Column("cause"),
-            *(Column(name, Kind.NUMBER) for name in ("count", "percent", "clients")),
-            *(Column(name) for name in GROUPS if name != by),
-            Column("idle_s", Kind.NUMBER),
-            *(Column(name, Kind.TIME) for name in ("last", "first")),
+            *([AnswerColumn(by)] if by else []),
+            AnswerColumn("cause"),
+            *(AnswerColumn(name, Kind.NUMBER) for name in ("count", "percent", "clients")),
+            *(AnswerColumn(f"top_{name}") for name in others),
+            AnswerColumn("idle_s", Kind.NUMBER),
+            *(AnswerColumn(name, Kind.TIME) for name in ("last", "first")),
         ),
         sort="count",
         subject="disconnect",

@@ -1,6 +1,6 @@
 """The language of `--filter`: comparisons of columns with values, joined by `and`, `or`, `not` and parentheses.
 
-    closes >= 20 and (client ~ 'billing-*' or not cause = normal)
+    count >= 20 and (client ~ 'billing-*' or not cause = normal)
 
 Operators are =, !=, <, <=, >, >= and, for texts, ~ and !~ with patterns as in shells. A value is a word or a text in
 quotes. Values become bound parameters, and columns are those of the view, so no text of a user is part of SQL.
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from kafka_probe.errors import UsageError
 from kafka_probe.text import printable
-from kafka_probe_console.columns import Column, Kind
+from kafka_probe_console.columns import AnswerColumn, Kind
 from kafka_probe_console.period import moment
 
 MOST_CHARACTERS, MOST_COMPARISONS, MOST_DEPTH = 4096, 64, 16
@@ -32,16 +32,20 @@ _SQL = {
 _MOST_NUMBER = (1 << 63) - 1
 
 
-def condition(text: str, columns: Iterable[Column]) -> tuple[str, Sequence[object]]:
+def condition(text: str, columns: Iterable[AnswerColumn]) -> tuple[str, Sequence[object]]:
     """Return the condition in SQL that a filter means, and its values.
 
     A comparison with a missing value is false, except with != and !~.
 
     Raises:
-        UsageError: it is none, or is too long.
+        UsageError: the text is not a filter, or is too long.
     """
     if len(text) > MOST_CHARACTERS:
         raise UsageError(f"A filter has at most {MOST_CHARACTERS:,} characters.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("The filter is not valid UTF-8.") from None
     parser = _Parser([*_tokens(text)], {column.name: column for column in columns})
     return parser.whole(), parser.values
 
@@ -62,7 +66,7 @@ class _Parser:
     """Reads tokens as: or of and of [not] comparison or parenthesis."""
 
     tokens: list[tuple[str, str]]
-    columns: dict[str, Column]
+    columns: dict[str, AnswerColumn]
     values: list[object] = field(default_factory=list)
     at: int = 0
     depth: int = 0
@@ -142,7 +146,7 @@ class _Parser:
         return False
 
 
-def _value(column: Column, text: str) -> object:
+def _value(column: AnswerColumn, text: str) -> object:
     """Return the value that a text means for a column."""
     match column.kind:
         case Kind.TEXT:
@@ -152,7 +156,7 @@ def _value(column: Column, text: str) -> object:
     try:
         number = float(text)
     except ValueError:
-        raise UsageError(f"{column.name} is a number, and {printable(text)!r} is none.") from None
+        raise UsageError(f"{printable(text)!r} is not a number, as {column.name} is.") from None
     if not abs(number) <= _MOST_NUMBER:
         raise UsageError(f"{printable(text)} is too large a number.")
     return number

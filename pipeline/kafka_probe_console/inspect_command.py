@@ -92,7 +92,7 @@ def inspect(
         raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
     asked = selection.Question(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
-    with _capture(pcapng) as capture, Waiting() as waiting, tables_at(location) as tables:
+    with tables_at(location) as tables, _capture(pcapng) as capture, Waiting() as waiting:
         tables.require("frames")
         found = selection.ends(tables, asked)
         if count:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from kafka_probe.errors import UsageError
 
+_DAY = timedelta(days=1)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -18,6 +19,16 @@ class Period:
     begin: datetime | None = None
     end: datetime | None = None
 
+    @property
+    def dates(self) -> tuple[date | None, date | None]:
+        """Return the first and the last date in UTC, a day more at each end: clocks differ."""
+        try:
+            first = self.begin.astimezone(UTC).date() - _DAY if self.begin else None
+            last = self.end.astimezone(UTC).date() + _DAY if self.end else None
+        except OverflowError:
+            raise UsageError("Give times between the years 1 and 9999.") from None
+        return first, last
+
 
 def moment(text: str, now: datetime) -> datetime:
     """Return the time that a text names, in UTC; `now` has a zone.
@@ -25,9 +36,9 @@ def moment(text: str, now: datetime) -> datetime:
     Raises:
         UsageError: it is none.
     """
-    if found := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
-        return now.astimezone(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
     try:
+        if found := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
+            return now.astimezone(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
-from kafka_probe_console.columns import Column, Kind
+from kafka_probe_console.columns import AnswerColumn, Kind
 
 if TYPE_CHECKING:
     from kafka_probe_console.views import Answer
 
 _GAP = "  "
+_MOST_OF_CELL = 40  # columns of a text on a terminal: a stranger may choose it
+_CUT = "…"
 _LEAST_COLUMNS = 40
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -31,12 +33,15 @@ def terminal_columns(descriptor: int = 1) -> int | None:
 
 def table(answer: Answer, width: int | None) -> Iterator[str]:
     """Yield the lines of a table: as many of the first columns as fit, and the names of the others."""
-    texts = [[_text(column, value) for column, value in zip(answer.columns, row, strict=True)] for row in answer.rows]
-    heads = [_head(column) for column in answer.columns]
+    zone = datetime.now().astimezone().tzinfo
+    most = None if width is None else min(_MOST_OF_CELL, width)
+    texts = [
+        [_fitted(_text(column, value, zone), most) for column, value in zip(answer.columns, row, strict=True)]
+        for row in answer.rows
+    ]
+    heads = [_head(column, zone) for column in answer.columns]
     widths = [max(map(cell_len, column)) for column in zip(heads, *texts, strict=True)]
     shown = _fitting(widths, width)
-    if width is not None and shown == 1:
-        widths[0] = min(widths[0], width)
     numbers = [column.kind is Kind.NUMBER for column in answer.columns]
     for row in (heads, *texts):
         cells = (_cell(*one) for one in zip(row[:shown], widths, numbers, strict=False))
@@ -48,8 +53,8 @@ def table(answer: Answer, width: int | None) -> Iterator[str]:
 def json_lines(answer: Answer) -> Iterator[str]:
     """Yield a JSON object per row."""
     names = [column.name for column in answer.columns]
-    for row in answer.rows:
-        yield as_json(dict(zip(names, map(_plain, row), strict=True))).decode()
+    for row in _plain_rows(answer):
+        yield as_json(dict(zip(names, row, strict=True))).decode()
 
 
 def write_csv(columns: Iterable[str], rows: Iterable[Sequence[object]], file: TextIO) -> None:
@@ -59,12 +64,12 @@ def write_csv(columns: Iterable[str], rows: Iterable[Sequence[object]], file: Te
         if not number:
             writer.writerow(columns)
         writer.writerow(map(_csv_cell, row))
+    file.flush()
 
 
 def csv_rows(answer: Answer) -> Iterator[Sequence[object]]:
     """Yield the rows for CSV."""
-    for row in answer.rows:
-        yield [*map(_plain, row)]
+    yield from _plain_rows(answer)
 
 
 def _csv_cell(value: object) -> object:
@@ -90,22 +95,43 @@ def _cell(text: str, width: int, is_number: bool) -> str:
     return padding + text if is_number else set_cell_size(text, width)
 
 
-def _head(column: Column) -> str:
-    if column.kind is Kind.TIME:
-        return f"{column.name} ({datetime.now().astimezone().tzname()})"
-    return column.name
+def _fitted(text: str, most: int | None) -> str:
+    if most is None or cell_len(text) <= most:
+        return text
+    return set_cell_size(text, most - 1).rstrip() + _CUT
 
 
-def _text(column: Column, value: object) -> str:
+def _head(column: AnswerColumn, zone: tzinfo | None) -> str:
+    return f"{column.name} ({datetime.now(zone).tzname()})" if column.kind is Kind.TIME else column.name
+
+
+def _time(ts_us: int, zone: tzinfo | None) -> datetime | None:
+    """Return a time; None if it is beyond those that Python has."""
+    try:
+        return datetime.fromtimestamp(ts_us / 1e6, zone)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _text(column: AnswerColumn, value: object, zone: tzinfo | None) -> str:
     if value is None:
         return ""
-    if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if column.kind is Kind.TIME and isinstance(value, int):
+        time = _time(value, zone)
+        return time.strftime("%Y-%m-%d %H:%M:%S") if time else f"{value} µs"
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and column.kind is Kind.NUMBER else printable(value)
 
 
-def _plain(value: object) -> object:
-    """Return a value for JSON and CSV: times in UTC."""
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
+def _plain_rows(answer: Answer) -> Iterator[list[object]]:
+    """Yield the rows for JSON and CSV: times in UTC."""
+    for row in answer.rows:
+        yield [_plain(column, value) for column, value in zip(answer.columns, row, strict=True)]
+
+
+def _plain(column: AnswerColumn, value: object) -> object:
+    if column.kind is not Kind.TIME or not isinstance(value, int):
+        return value
+    time = _time(value, UTC)
+    return time.isoformat() if time else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 
 from kafka_probe.conversations.conversation import ConnectionEnd
@@ -33,7 +33,6 @@ _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "byt
 _OWNER = ", ".join(f"owner.{name}" for name in OWNER)  # the first of them that is known
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
-_DAY = timedelta(days=1)
 _EndIds = tuple[str | None, str | None]
 """agent_id and conn_id."""
 _Flow = str | tuple[str, str]
@@ -264,8 +263,9 @@ def _conditions(question: Question, found: Sequence[ConnectionEnd] | None) -> tu
     """Return the condition on rows of `frames`, with its values."""
     parts: list[tuple[str, Sequence[object]]] = [("true", ())]
     begin, end = question.period.begin, question.period.end
+    first_date, _ = question.period.dates
     if begin:  # the date is that on which Kafka received a frame, by the clock of the brokers
-        parts.append(("f.date >= ? AND f.ts >= ?", ((begin - _DAY).date(), begin)))
+        parts.append(("f.date >= ? AND f.ts >= ?", (first_date, begin)))
     if end:
         parts.append(("f.ts < ?", (end,)))
     for column, value in (
@@ -292,12 +292,12 @@ def _conditions(question: Question, found: Sequence[ConnectionEnd] | None) -> tu
 
 def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[str], list[object]]:
     parts: list[tuple[str, Sequence[object]]] = []
-    begin, end = question.period.begin, question.period.end
+    first_date, last_date = question.period.dates
     # Agents repeat the open of each connection every hour.
-    if begin:
-        parts.append(("date >= ?", ((begin - _DAY).date(),)))
-    if end:
-        parts.append(("date <= ?", ((end + _DAY).date(),)))
+    if first_date:
+        parts.append(("date >= ?", (first_date,)))
+    if last_date:
+        parts.append(("date <= ?", (last_date,)))
     if question.address:
         test, values = _address(question.address)
         parts.append(

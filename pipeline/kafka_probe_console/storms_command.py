@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from kafka_probe_console.answer_command import Scope, answers
-from kafka_probe_console.columns import Column, Kind
-from kafka_probe_console.views import DAY, View
+from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.columns import AnswerColumn, Kind
+from kafka_probe_console.period import Period
+from kafka_probe_console.views import AnswerView
 
 
 @click.command(
@@ -16,48 +17,36 @@ Examples:
   kafka-probe storms --tables kafka-probe-output --filter 'state = active'
 """
 )
-@answers
-def storms(scope: Scope) -> View:
+@prints_view
+def storms(period: Period) -> AnswerView:
     """Print the storms that were active in a period, each as of its last change."""
     parts, values = ["true"], list[object]()
-    if begin := scope.period.begin:
+    if begin := period.begin:
         parts.append("coalesce(resolved_ts, now()) >= ?")
         values.append(begin)
-    if end := scope.period.end:
-        parts.append("date <= ? AND opened_ts < ?")
-        values += [(end + DAY).date(), end]
+    if end := period.end:
+        parts.append("opened_ts < ?")
+        values.append(end)
     sql = f"""
         SELECT coalesce(since_ts, opened_ts) AS since, state, coalesce(cause, kind) AS cause, count,
             100 * share AS percent, scope, idle_us / 1e6 AS idle_s, workloads[1].name AS workload,
             brokers[1].name AS broker, networks[1].name AS network,
-            resolved_ts AS resolved, both_ends, kind, evidence, id
+            resolved_ts AS resolved, ts AS changed, both_ends, kind, evidence, id
         FROM (
             SELECT * FROM storms QUALIFY row_number() OVER (PARTITION BY id ORDER BY ts DESC, batch_id DESC) = 1
         ) WHERE {" AND ".join(parts)}
     """
-    numbers, times = {"count", "percent", "idle_s", "both_ends"}, {"since", "resolved"}
+    numbers, times = {"count", "percent", "idle_s", "both_ends"}, {"since", "resolved", "changed"}
     names = (
-        *(
-            "since",
-            "state",
-            "cause",
-            "count",
-            "percent",
-            "scope",
-            "idle_s",
-            "workload",
-            "broker",
-            "network",
-            "resolved",
-        ),
-        *("both_ends", "kind", "evidence", "id"),
+        *("since", "state", "cause", "count", "percent", "scope", "idle_s", "workload", "broker", "network"),
+        *("resolved", "changed", "both_ends", "kind", "evidence", "id"),
     )
-    return View(
+    return AnswerView(
         tables=("storms",),
         sql=sql,
         values=tuple(values),
         columns=tuple(
-            Column(name, Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT)
+            AnswerColumn(name, Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT)
             for name in names
         ),
         sort="since",

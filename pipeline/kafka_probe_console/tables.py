@@ -85,6 +85,8 @@ class OpenTables:
                 answer = cursor.execute(question, values)
                 while rows := answer.fetchmany(_AT_ONCE):
                     yield from rows
+        except duckdb.OutOfMemoryException:
+            raise TableError(f"This takes more than {SETTINGS['memory_limit']}: choose a shorter period.") from None
         except duckdb.Error as error:
             raise TableError(f"The tables in {self._location} cannot be read: {_first_line(error)}") from None
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from kafka_probe.errors import UsageError
-from kafka_probe_console.columns import Column, Kind
+from kafka_probe_console.columns import AnswerColumn, Kind
 from kafka_probe_console.filters import condition
 from kafka_probe_console.period import Period
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables, Row
 
-DAY = timedelta(days=1)
-
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AnswerView:
     """The answer to a question, before a user's conditions.
 
     columns: in the order of their importance; sort: the column by which it is sorted unless the user names another;
@@ -34,7 +31,7 @@ class View:
     tables: tuple[str, ...]
     sql: str
     values: tuple[object, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[AnswerColumn, ...]
     sort: str
     subject: str
     known: str
@@ -54,29 +51,49 @@ class Selection:
 class Answer:
     """Rows of a view with the columns that were selected; more: further rows match."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[AnswerColumn, ...]
     rows: Sequence[Row]
     more: bool
 
 
-def answer(tables: OpenTables, view: View, wanted: Selection) -> Answer:
-    """Return the rows that a user selects of a view.
+@dataclass(frozen=True, slots=True)
+class AnswerQuery:
+    """The SQL of a selection, with its values. Times are µs since epoch."""
+
+    tables: tuple[str, ...]
+    sql: str
+    values: Sequence[object]
+    columns: tuple[AnswerColumn, ...]
+    limit: int
+
+    def answer(self, tables: OpenTables) -> Answer:
+        """Return the rows of the answer."""
+        for name in self.tables:
+            tables.require(name)
+        rows = [*tables.rows(self.sql, self.values)]
+        return Answer(self.columns, rows[: self.limit], len(rows) > self.limit)
+
+
+def query(view: AnswerView, wanted: Selection) -> AnswerQuery:
+    """Return the query for the part of a view that a user wants.
 
     Raises:
         UsageError: the view has no such column, or the filter is none.
     """
     columns = _columns(view, wanted.columns)
     where, values = condition(wanted.filter, view.columns) if wanted.filter else ("true", ())
-    (sort,) = _columns(view, wanted.sort or view.sort)
+    (sort, *others) = _columns(view, wanted.sort or view.sort)
+    if others:
+        raise UsageError("Give one column to sort by.")
     direction = "ASC" if sort.kind is Kind.TEXT else "DESC"
     names = ", ".join(f'"{column.name}"' for column in columns)
+    shown = ", ".join(f'epoch_us("{one.name}")' if one.kind is Kind.TIME else f'"{one.name}"' for one in columns)
     order = f'"{sort.name}" {direction} NULLS LAST, {names}'
-    ask = f"SELECT {names} FROM ({view.sql}) WHERE {where} ORDER BY {order} LIMIT ?"
-    rows = [*tables.rows(ask, [*view.values, *values, wanted.limit + 1])]
-    return Answer(columns, rows[: wanted.limit], len(rows) > wanted.limit)
+    ask = f"SELECT {shown} FROM ({view.sql}) WHERE {where} ORDER BY {order} LIMIT ?"
+    return AnswerQuery(view.tables, ask, [*view.values, *values, wanted.limit + 1], columns, wanted.limit)
 
 
-def _columns(view: View, names: str | None) -> tuple[Column, ...]:
+def _columns(view: AnswerView, names: str | None) -> tuple[AnswerColumn, ...]:
     if names is None:
         return view.columns
     known = {column.name: column for column in view.columns}
@@ -87,15 +104,13 @@ def _columns(view: View, names: str | None) -> tuple[Column, ...]:
 
 
 def within(time: str, period: Period) -> tuple[str, tuple[object, ...]]:
-    """Return the condition that a time is in a period, also on the column `date`, and its values.
-
-    The dates are those of Kafka's clock, which may differ from the clock of `time`.
-    """
+    """Return the condition that a time is in a period, with its values; `date` lets readers skip files."""
     parts, values = ["true"], list[object]()
+    first_date, last_date = period.dates
     if period.begin:
         parts.append(f"date >= ? AND {time} >= ?")
-        values += [(period.begin - DAY).date(), period.begin]
+        values += [first_date, period.begin]
     if period.end:
         parts.append(f"date <= ? AND {time} < ?")
-        values += [(period.end + DAY).date(), period.end]
+        values += [last_date, period.end]
     return " AND ".join(parts), tuple(values)

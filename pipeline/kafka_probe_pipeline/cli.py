@@ -101,6 +101,8 @@ def _stopped_after(spark: SparkSession) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         raise KafkaProbeError(last_cause(error)) from None
+    except BrokenPipeError:  # of standard output
+        raise
     except (ConnectionError, Py4JNetworkError):
         raise KafkaProbeError(
             "Spark's Java process ended. If it was out of memory, start the job with more by `spark-submit "

@@ -99,17 +99,18 @@ def open_ends_of(opens: DataFrame, known: DataFrame) -> DataFrame | None:
 
     Flows that are half closed are among them: they are kept as long as their other end is reported.
     """
-    sides = F.collect_set(F.when(F.col("close").isNotNull(), F.col("side")))
-    half = known.groupBy("flow_id").agg(sides.alias("closed")).where(F.size("closed") < len(SIDES))
+    sides = F.collect_set(F.when(F.col("close").isNotNull() & F.col("side").isin(*SIDES), F.col("side")))
+    half = known.groupBy("flow_id").agg(sides.alias("closed")).where(F.size("closed") == 1)
     end = ["flow_id", "side"]
     found = opens.select(*end, RECEIVED).join(F.broadcast(half), "flow_id").where("NOT array_contains(closed, side)")
-    # Mostly the other end was opened a moment ago, and its close comes next. To read three columns of all connections
-    # that are open, and then all columns of the newest ones, takes a fraction of reading all columns of all.
-    ((first_us,),) = found.agg(F.unix_micros(F.min(RECEIVED))).collect()
+    found = found.groupBy(*end).agg(F.max(RECEIVED).alias("newest"))
+    # To read three columns of all connections that are open, and then all columns of the newest ones, takes a fraction
+    # of reading all columns of all: often the other end was opened a moment ago, and its close comes next.
+    ((first_us,),) = found.agg(F.unix_micros(F.min("newest"))).collect()
     if first_us is None:
         return None
     newer = opens.where(F.col(RECEIVED) >= F.timestamp_micros(F.lit(first_us)))
-    return newer.join(F.broadcast(found.select(*end).distinct()), end, "left_semi")
+    return newer.join(F.broadcast(found.select(*end)), end, "left_semi")
 
 
 def not_over(closes: DataFrame, earlier: DataFrame, before: DataFrame) -> DataFrame:

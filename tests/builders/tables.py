@@ -41,7 +41,8 @@ _FRAMES = pa.schema(
 _END = pa.struct([*((name, _TEXT) for name in ("node", "local", "peer")), ("client", _CLIENT), ("workload", _OWNER)])
 _VERDICTS = pa.schema(
     [
-        *(("date", pa.date32()), ("ts", _TIME), ("idle_us", _LONG), ("client", _END), ("server", _END)),
+        *(("date", pa.date32()), ("ts", _TIME), ("judged_ts", _TIME), ("idle_us", _LONG)),
+        *((name, _END) for name in ("client", "server")),
         *((name, _TEXT) for name in ("flow_id", "cause", "evidence")),
     ]
 )
@@ -59,7 +60,7 @@ _AGENTS = pa.schema(
     [
         *(("date", pa.date32()), ("ts", _TIME), ("received_ts", _TIME), ("losses", pa.map_(_TEXT, _LONG))),
         *((name, _TEXT) for name in ("node", "agent_id", "backend", "kernel", "version")),
-        *((name, _LONG) for name in ("connections", "cpu_us", "rss_bytes")),
+        *((name, _LONG) for name in ("seq", "connections", "cpu_us", "rss_bytes")),
     ]
 )
 _ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS}

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-BATCH_BYTES = 64 << 10  # the pipeline bounds its micro-batches in records: large ones would have to be few
+BATCH_BYTES = 256 << 10
+RECORD_BYTES = 64 << 10  # of events in a Kafka record: the pipeline bounds its micro-batches in records
 EVENT_BYTES = 4 << 20  # maximum: twice the size of a flow of 4,096 topics with the longest names
 
 

@@ -22,7 +22,7 @@ from pydantic import ByteSize
 
 from kafka_probe.peer_limits import peer_of_event
 from kafka_probe.setting_types import written_size
-from kafka_probe.sinks.batch import BATCH_BYTES, Batch, batches
+from kafka_probe.sinks.batch import RECORD_BYTES, Batch, batches
 from kafka_probe.sinks.outbox import RETRY_S, Outbox, Worker, encode
 from kafka_probe.sinks.spool import Spool
 
@@ -56,7 +56,7 @@ class KafkaSink:
         self._spool = Spool(config.spool_dir, config.spool_bytes) if config.spool_dir else None
         self._producer: Any = None
         self._topic_ensured = False
-        self._record_bytes = BATCH_BYTES
+        self._record_bytes = RECORD_BYTES
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._trouble: str | None = "the brokers have not received any events yet"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from kafka_probe.events import Event
-from kafka_probe.sinks.batch import batches
+from kafka_probe.sinks.batch import RECORD_BYTES, batches
 from kafka_probe.sinks.outbox import encode
 from tests.lab.processes import LabError
 from tests.lab.product import ALERTS, EVENTS
@@ -70,7 +70,7 @@ class Feed:
         return count
 
     def _produce(self, agent_id: str, lines: list[bytes]) -> None:
-        for batch in batches(lines):
+        for batch in batches(lines, RECORD_BYTES):
             while True:
                 try:
                     self._producer.produce(EVENTS, batch.lines, agent_id, on_delivery=self._delivered)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.errors import UsageError
-from kafka_probe_console.columns import Column, Kind
+from kafka_probe_console.columns import AnswerColumn, Kind
 from kafka_probe_console.filters import MOST_CHARACTERS, MOST_COMPARISONS, MOST_DEPTH, condition
 
-COLUMNS = (Column("client"), Column("count", Kind.NUMBER), Column("last", Kind.TIME))
+COLUMNS = (AnswerColumn("client"), AnswerColumn("count", Kind.NUMBER), AnswerColumn("last", Kind.TIME))
 ROWS = """
     (VALUES ('billing-1', 30, TIMESTAMPTZ '2026-11-01 10:00:00Z'), ('billing-2', 5, TIMESTAMPTZ '2026-11-02 10:00:00Z'),
     ('or', 7, NULL), (NULL, NULL, NULL)) AS given(client, count, last)

@@ -182,7 +182,7 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
     fed = Fed(archive={"archive": "all"})
     fed.see(opened(1), exchange(1, METADATA, 12, at_s=10))
     fed.report()
-    older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)], "hidden": {}}
+    older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)], "hidden": {}, "emptied": {}}
     table = tmp_path / "rules.json"
     table.write_text(json.dumps({**json.loads(archive_compatibility.TABLE.read_text()), "0.0.9": older}))
     monkeypatch.setattr(archive_compatibility, "TABLE", table)
