@@ -42,14 +42,9 @@ def counted(watched: Watched, port: int) -> dict[str, int]:
     return requests
 
 
-def test_the_second_start_needs_no_bcc(tmp_path: Path, no_bcc: dict[str, str]) -> None:
-    port, cache = free_port(), tmp_path / "cache"
-    flags = ("--cache-dir", str(cache))
-    assert counted(Watched(tmp_path, port, *flags), port) == SEEN
-    assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
-
-
-def test_a_damaged_cache_is_logged_and_rebuilt(tmp_path: Path, no_bcc: dict[str, str]) -> None:
+def test_a_damaged_cache_is_logged_and_rebuilt_and_the_next_start_needs_no_bcc(
+    tmp_path: Path, no_bcc: dict[str, str]
+) -> None:
     port, cache = free_port(), tmp_path / "cache"
     flags = ("--cache-dir", str(cache))
     with Watched(tmp_path, port, *flags).agent:
