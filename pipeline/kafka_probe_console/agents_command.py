@@ -32,7 +32,8 @@ def agents(period: Period) -> AnswerView:
                 WHEN last < max(last) OVER () - greatest(INTERVAL {SILENT_S} SECOND, 3 * pause) THEN 'silent'
                 ELSE 'reporting'
             END AS state,
-            coalesce(list_sum(list_transform(lost_by_reason, lambda one: one.value::DOUBLE)), 0) AS lost,
+            least(coalesce(list_sum(list_transform(lost_by_reason, lambda one: one.value::DOUBLE)), 0), 9e18)::BIGINT
+                AS lost,
             array_to_string(list_transform(lost_by_reason, lambda one: one.key || ' ' || one.value), ', ') AS losses,
             last, newest.connections AS connections,
             100 * (newest.cpu_us::DOUBLE - least_cpu_us) / nullif(epoch(newest.ts) - epoch(least_ts), 0) / 1e6
