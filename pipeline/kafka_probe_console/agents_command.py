@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kafka_probe_console.answer_command import prints_view
-from kafka_probe_console.columns import AnswerColumn, Kind
+from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 
@@ -51,18 +51,15 @@ def agents(period: Period) -> AnswerView:
             )
         ) QUALIFY row_number() OVER (PARTITION BY node ORDER BY last DESC, agent_id) = 1
     """
-    numbers, times = {"connections", "lost", "cpu_percent", "rss_mib", "runs"}, {"last", "first"}
-    names = (
-        *("node", "state", "lost", "last", "losses", "connections", "cpu_percent", "rss_mib", "version", "backend"),
-        *("kernel", "runs", "first", "agent_id"),
-    )
     return AnswerView(
-        tables=("agents",),
+        table="agents",
         sql=sql,
         values=values,
-        columns=tuple(
-            AnswerColumn(name, Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT)
-            for name in names
+        columns=columns(
+            *("node", "state", "lost", "last", "losses", "connections", "cpu_percent", "rss_mib", "version", "backend"),
+            *("kernel", "runs", "first", "agent_id"),
+            numbers={"connections", "lost", "cpu_percent", "rss_mib", "runs"},
+            times={"last", "first"},
         ),
         sort="node",
         subject="agent",

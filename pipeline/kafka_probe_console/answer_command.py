@@ -13,8 +13,8 @@ import click
 
 from kafka_probe.errors import UsageError
 from kafka_probe_console.errors import NothingFoundError
-from kafka_probe_console.period import period
-from kafka_probe_console.printing import csv_rows, json_lines, table, terminal_columns, write_csv
+from kafka_probe_console.period import period, written
+from kafka_probe_console.printing import json_lines, plain_rows, table, terminal_columns, write_csv
 from kafka_probe_console.views import AnswerView, Selection, query
 from kafka_probe_console.waiting import Waiting
 
@@ -72,7 +72,7 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
             newest = _newest(tables)
             waiting.end()
         if as_csv:
-            write_csv((column.name for column in found.columns), csv_rows(found), sys.stdout)
+            write_csv((column.name for column in found.columns), plain_rows(found), sys.stdout)
         else:
             for line in json_lines(found) if as_objects else table(found, None if columns else terminal_columns()):
                 click.echo(line)
@@ -108,7 +108,7 @@ def _known(tables: OpenTables, view: AnswerView) -> str:
     ((number, first, last),) = tables.rows(view.known)
     if not number:
         return f"The tables have no {view.subject}."
-    return f"The tables have {number:,}, from {_time(first)} to {_time(last)}."
+    return f"The tables have {number:,}, from {written(first)} to {written(last)}."
 
 
 def _newest(tables: OpenTables) -> str:
@@ -123,7 +123,7 @@ def _newest(tables: OpenTables) -> str:
     if newest_us is None:
         return "The tables have no report of an agent, so their age is unknown."
     age_s = now.timestamp() - newest_us / 1e6
-    text = f"The newest report of an agent in the tables is from {_time(newest_us)}"
+    text = f"The newest report of an agent in the tables is from {written(newest_us)}"
     if age_s < -_OLD_S:
         return f"{text}, which is in the future: a clock is wrong."
     if age_s > _OLD_S:
@@ -136,10 +136,3 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _time(ts_us: int) -> str:
-    try:
-        return datetime.fromtimestamp(ts_us / 1e6).astimezone().isoformat(" ", "seconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{ts_us} µs since 1970"

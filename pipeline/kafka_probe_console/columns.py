@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,3 +21,9 @@ class AnswerColumn:
 
     name: str
     kind: Kind = Kind.TEXT
+
+
+def columns(*names: str, numbers: Container[str] = (), times: Container[str] = ()) -> tuple[AnswerColumn, ...]:
+    """Return columns by these names; numbers, times: the names of those that are no texts."""
+    kinds = (Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT for name in names)
+    return tuple(map(AnswerColumn, names, kinds))

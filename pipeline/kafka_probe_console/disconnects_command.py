@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kafka_probe_console.answer_command import prints_view
-from kafka_probe_console.columns import AnswerColumn, Kind
+from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import client_of, not_internal, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
@@ -43,16 +43,16 @@ def disconnects(period: Period, by: str | None, *, internal: bool) -> AnswerView
         ) WHERE {"true" if internal else not_internal("client")} GROUP BY {group}
     """
     return AnswerView(
-        tables=("verdicts",),
+        table="verdicts",
         sql=sql,
         values=values,
-        columns=(
-            *([AnswerColumn(by)] if by else []),
-            AnswerColumn("cause"),
-            *(AnswerColumn(name, Kind.NUMBER) for name in ("count", "percent", "clients")),
-            *(AnswerColumn(f"top_{name}") for name in others),
-            AnswerColumn("idle_s", Kind.NUMBER),
-            *(AnswerColumn(name, Kind.TIME) for name in ("last", "first")),
+        columns=columns(
+            *((by,) if by else ()),
+            *("cause", "count", "percent", "clients"),
+            *(f"top_{name}" for name in others),
+            *("idle_s", "last", "first"),
+            numbers={"count", "percent", "clients", "idle_s"},
+            times={"last", "first"},
         ),
         sort="count",
         subject="disconnect",

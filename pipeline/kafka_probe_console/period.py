@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 
 from kafka_probe.errors import UsageError
 
@@ -28,6 +28,20 @@ class Period:
         except OverflowError:
             raise UsageError("Give times between the years 1 and 9999.") from None
         return first, last
+
+
+def local_time(ts_us: int, zone: tzinfo | None = None) -> datetime | None:
+    """Return a time given as µs since epoch; None if it is beyond the calendar. zone: by default the local one."""
+    try:
+        return datetime.fromtimestamp(ts_us / 1e6, UTC).astimezone(zone)
+    except (OverflowError, ValueError):
+        return None
+
+
+def written(ts_us: int) -> str:
+    """Return a local time for a sentence."""
+    time = local_time(ts_us)
+    return time.isoformat(" ", "seconds") if time else f"{ts_us} µs since 1970"
 
 
 def moment(text: str, now: datetime) -> datetime:

@@ -12,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.columns import AnswerColumn, Kind
+from kafka_probe_console.period import local_time
 
 if TYPE_CHECKING:
     from kafka_probe_console.views import Answer
@@ -53,8 +54,14 @@ def table(answer: Answer, width: int | None) -> Iterator[str]:
 def json_lines(answer: Answer) -> Iterator[str]:
     """Yield a JSON object per row."""
     names = [column.name for column in answer.columns]
-    for row in _plain_rows(answer):
+    for row in plain_rows(answer):
         yield as_json(dict(zip(names, row, strict=True))).decode()
+
+
+def plain_rows(answer: Answer) -> Iterator[list[object]]:
+    """Yield the rows for JSON and CSV: times in UTC."""
+    for row in answer.rows:
+        yield [_plain(column, value) for column, value in zip(answer.columns, row, strict=True)]
 
 
 def write_csv(columns: Iterable[str], rows: Iterable[Sequence[object]], file: TextIO) -> None:
@@ -65,11 +72,6 @@ def write_csv(columns: Iterable[str], rows: Iterable[Sequence[object]], file: Te
             writer.writerow(columns)
         writer.writerow(map(_csv_cell, row))
     file.flush()
-
-
-def csv_rows(answer: Answer) -> Iterator[Sequence[object]]:
-    """Yield the rows for CSV."""
-    yield from _plain_rows(answer)
 
 
 def _csv_cell(value: object) -> object:
@@ -105,33 +107,19 @@ def _head(column: AnswerColumn, zone: tzinfo | None) -> str:
     return f"{column.name} ({datetime.now(zone).tzname()})" if column.kind is Kind.TIME else column.name
 
 
-def _time(ts_us: int, zone: tzinfo | None) -> datetime | None:
-    """Return a time; None if it is beyond those that Python has."""
-    try:
-        return datetime.fromtimestamp(ts_us / 1e6, zone)
-    except (OverflowError, ValueError, OSError):
-        return None
-
-
 def _text(column: AnswerColumn, value: object, zone: tzinfo | None) -> str:
     if value is None:
         return ""
     if column.kind is Kind.TIME and isinstance(value, int):
-        time = _time(value, zone)
+        time = local_time(value, zone)
         return time.strftime("%Y-%m-%d %H:%M:%S") if time else f"{value} µs"
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and column.kind is Kind.NUMBER else printable(value)
 
 
-def _plain_rows(answer: Answer) -> Iterator[list[object]]:
-    """Yield the rows for JSON and CSV: times in UTC."""
-    for row in answer.rows:
-        yield [_plain(column, value) for column, value in zip(answer.columns, row, strict=True)]
-
-
 def _plain(column: AnswerColumn, value: object) -> object:
     if column.kind is not Kind.TIME or not isinstance(value, int):
         return value
-    time = _time(value, UTC)
+    time = local_time(value, UTC)
     return time.isoformat() if time else value

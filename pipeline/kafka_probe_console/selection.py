@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import islice
 
 from kafka_probe.conversations.conversation import ConnectionEnd
@@ -14,7 +13,7 @@ from kafka_probe.protocol.schemas import apis
 from kafka_probe.text import printable
 from kafka_probe_console.ends import OWNER
 from kafka_probe_console.errors import NothingFoundError, TableError
-from kafka_probe_console.period import Period
+from kafka_probe_console.period import Period, written
 from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 10_000
@@ -371,11 +370,7 @@ def _known_frames(tables: OpenTables) -> str:
         "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM frames WHERE part = 0"
     )
     return (
-        f"The archive has {number:,} frames, from {_short(first)} to {_short(last)}."
+        f"The archive has {number:,} frames, from {written(first)} to {written(last)}."
         if number
         else "The archive is empty."
     )
-
-
-def _short(ts_us: int) -> str:
-    return datetime.fromtimestamp(ts_us / 1e6).astimezone().isoformat(" ", "seconds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kafka_probe_console.answer_command import prints_view
-from kafka_probe_console.columns import AnswerColumn, Kind
+from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView
 
@@ -36,18 +36,15 @@ def storms(period: Period) -> AnswerView:
             SELECT * FROM storms QUALIFY row_number() OVER (PARTITION BY id ORDER BY ts DESC, batch_id DESC) = 1
         ) WHERE {" AND ".join(parts)}
     """
-    numbers, times = {"count", "percent", "idle_s", "both_ends"}, {"since", "resolved", "changed"}
-    names = (
-        *("since", "state", "cause", "count", "percent", "scope", "idle_s", "workload", "broker", "network"),
-        *("resolved", "changed", "both_ends", "kind", "evidence", "id"),
-    )
     return AnswerView(
-        tables=("storms",),
+        table="storms",
         sql=sql,
         values=tuple(values),
-        columns=tuple(
-            AnswerColumn(name, Kind.NUMBER if name in numbers else Kind.TIME if name in times else Kind.TEXT)
-            for name in names
+        columns=columns(
+            *("since", "state", "cause", "count", "percent", "scope", "idle_s", "workload", "broker", "network"),
+            *("resolved", "changed", "both_ends", "kind", "evidence", "id"),
+            numbers={"count", "percent", "idle_s", "both_ends"},
+            times={"since", "resolved", "changed"},
         ),
         sort="since",
         subject="storm",

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 class AnswerView:
     """The answer to a question, before a user's conditions.
 
-    columns: in the order of their importance; sort: the column by which it is sorted unless the user names another;
-    subject: what its rows are, in the singular; known: SQL that returns how many facts the tables have of it, and the
-    times of the first and the last, µs since epoch.
+    table: the one that `sql` reads; columns: in the order of their importance; sort: the column by which it is sorted
+    unless the user names another; subject: what its rows are, in the singular; known: SQL that returns how many facts
+    the tables have of it, and the times of the first and the last, µs since epoch.
     """
 
-    tables: tuple[str, ...]
+    table: str
     sql: str
     values: tuple[object, ...]
     columns: tuple[AnswerColumn, ...]
@@ -60,7 +60,7 @@ class Answer:
 class AnswerQuery:
     """The SQL of a selection, with its values. Times are µs since epoch."""
 
-    tables: tuple[str, ...]
+    table: str
     sql: str
     values: Sequence[object]
     columns: tuple[AnswerColumn, ...]
@@ -68,8 +68,7 @@ class AnswerQuery:
 
     def answer(self, tables: OpenTables) -> Answer:
         """Return the rows of the answer."""
-        for name in self.tables:
-            tables.require(name)
+        tables.require(self.table)
         rows = [*tables.rows(self.sql, self.values)]
         return Answer(self.columns, rows[: self.limit], len(rows) > self.limit)
 
@@ -78,7 +77,7 @@ def query(view: AnswerView, wanted: Selection) -> AnswerQuery:
     """Return the query for the part of a view that a user wants.
 
     Raises:
-        UsageError: the view has no such column, or the filter is none.
+        UsageError: the view has no such column, or the text is not a filter.
     """
     columns = _columns(view, wanted.columns)
     where, values = condition(wanted.filter, view.columns) if wanted.filter else ("true", ())
@@ -90,7 +89,7 @@ def query(view: AnswerView, wanted: Selection) -> AnswerQuery:
     shown = ", ".join(f'epoch_us("{one.name}")' if one.kind is Kind.TIME else f'"{one.name}"' for one in columns)
     order = f'"{sort.name}" {direction} NULLS LAST, {names}'
     ask = f"SELECT {shown} FROM ({view.sql}) WHERE {where} ORDER BY {order} LIMIT ?"
-    return AnswerQuery(view.tables, ask, [*view.values, *values, wanted.limit + 1], columns, wanted.limit)
+    return AnswerQuery(view.table, ask, [*view.values, *values, wanted.limit + 1], columns, wanted.limit)
 
 
 def _columns(view: AnswerView, names: str | None) -> tuple[AnswerColumn, ...]:

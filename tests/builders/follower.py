@@ -56,7 +56,7 @@ class Follower:
             self.fed.see(*samples)
         self.fed.report()
         self.sink.send(self.fed.archive_sink.events[before[1] :])  # type: ignore[arg-type]  # events as dictionaries
-        self.sink.send(self.fed.sink.events[before[0] :])  # type: ignore[arg-type]
+        self.sink.send(self.fed.sink.events[before[0] :])  # type: ignore[arg-type]  # the same
         return self.printed()
 
     def printed(self) -> bytes:
