@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,18 @@ from kafka_probe_console.storms_command import storms
 from tests.builders.tables import write_rows
 
 ROOT = Path(__file__).parents[3]
-NOW = datetime.now(UTC)
 HOSTILE = "=1+1\x1b[31m"
 Rows = Sequence[dict[str, Any]]
 
 
+@cache
+def now() -> datetime:
+    """Return the time of the first test, which may be long after the collection of tests."""
+    return datetime.now(UTC)
+
+
 def ago(**age: float) -> datetime:
-    return NOW - timedelta(**age)
+    return now() - timedelta(**age)
 
 
 def ended(cause: str, client_id: str | None, at: datetime, comm: str | None = None, **of: object) -> dict[str, Any]:
@@ -43,64 +49,71 @@ def ended(cause: str, client_id: str | None, at: datetime, comm: str | None = No
     return {"cause": cause, "ts": at, "client": watched if comm else None, "server": server, **of}
 
 
-VERDICTS = [
-    *(
-        ended("middlebox_reset", f"billing-{n % 3}", ago(minutes=n), "python", idle_us=300_000_000)
-        for n in range(1, 31)
-    ),
-    *(ended("normal", "orders", ago(minutes=n)) for n in range(1, 11)),
-    ended("normal", "kafka-probe-agent", ago(minutes=1), "kafka-probe"),
-    ended("process_exit", HOSTILE, ago(hours=3), "java"),
-    ended("normal", "old", ago(days=3)),
-]
-STORM = {"id": "a", "kind": "idle_disconnects", "cause": "middlebox_reset", "opened_ts": ago(minutes=30)}
-STORMS = [
-    {**STORM, "ts": ago(minutes=30), "state": "active", "count": 20, "share": 0.25, "since_ts": ago(minutes=31)},
-    {
-        **STORM,
-        "ts": ago(minutes=20),
-        "state": "resolved",
-        "count": 30,
-        "share": 0.5,
-        "idle_us": 300_000_000,
-        "since_ts": ago(minutes=31),
-        "resolved_ts": ago(minutes=20),
-        "scope": "network 10.0.0.0/24",
-        "workloads": [{"count": 30, "name": "python billing"}],
-    },
-    {"id": "b", "kind": "crash_loop", "opened_ts": ago(days=3), "ts": ago(days=3), "state": "active", "count": 5},
-    {
-        "id": "c",
-        "kind": "crash_loop",
-        "opened_ts": ago(days=4),
-        "ts": ago(days=4),
-        "state": "resolved",
-        "resolved_ts": ago(days=3.9),
-    },
-]
+def verdict_rows() -> Rows:
+    return [
+        *(
+            ended("middlebox_reset", f"billing-{n % 3}", ago(minutes=n), "python", idle_us=300_000_000)
+            for n in range(1, 31)
+        ),
+        *(ended("normal", "orders", ago(minutes=n)) for n in range(1, 11)),
+        ended("normal", "kafka-probe-agent", ago(minutes=1), "kafka-probe"),
+        ended("process_exit", HOSTILE, ago(hours=3), "java"),
+        ended("normal", "old", ago(days=3)),
+    ]
+
+
+def storm_rows() -> Rows:
+    storm = {"id": "a", "kind": "idle_disconnects", "cause": "middlebox_reset", "opened_ts": ago(minutes=30)}
+    return [
+        {**storm, "ts": ago(minutes=30), "state": "active", "count": 20, "share": 0.25, "since_ts": ago(minutes=31)},
+        {
+            **storm,
+            "ts": ago(minutes=20),
+            "state": "resolved",
+            "count": 30,
+            "share": 0.5,
+            "idle_us": 300_000_000,
+            "since_ts": ago(minutes=31),
+            "resolved_ts": ago(minutes=20),
+            "scope": "network 10.0.0.0/24",
+            "workloads": [{"count": 30, "name": "python billing"}],
+        },
+        {"id": "b", "kind": "crash_loop", "opened_ts": ago(days=3), "ts": ago(days=3), "state": "active", "count": 5},
+        {
+            "id": "c",
+            "kind": "crash_loop",
+            "opened_ts": ago(days=4),
+            "ts": ago(days=4),
+            "state": "resolved",
+            "resolved_ts": ago(days=3.9),
+        },
+    ]
 
 
 def report(node: str, agent_id: str, at: datetime, **of: object) -> dict[str, Any]:
     return {"node": node, "agent_id": agent_id, "ts": at, "received_ts": at, "version": "0.1.0", "losses": {}, **of}
 
 
-AGENTS = [
-    report("node-1", "old", ago(hours=2), cpu_us=5, losses={"gap": 9}),
-    report("node-1", "new", ago(minutes=11), seq=7, cpu_us=1_000_000, connections=1, losses={"gap": 0}),
-    report(
-        "node-1",
-        "new",
-        ago(minutes=1),
-        seq=8,
-        cpu_us=13_000_000,
-        connections=8,
-        rss_bytes=1 << 26,
-        losses={"gap": 2, "x": 0},
-    ),
-    report("node-2", "third", ago(minutes=30), cpu_us=7, backend="kprobe", losses=None),
-    report("node-3", "forged", ago(minutes=2), seq=1, cpu_us=-(1 << 62), losses={"gap": (1 << 63) - 1, "x": 1 << 62}),
-    report("node-3", "forged", ago(minutes=1), seq=2, cpu_us=1 << 62, losses={"gap": (1 << 63) - 1, "x": 1 << 62}),
-]
+def agent_rows() -> Rows:
+    return [
+        report("node-1", "old", ago(hours=2), cpu_us=5, losses={"gap": 9}),
+        report("node-1", "new", ago(minutes=11), seq=7, cpu_us=1_000_000, connections=1, losses={"gap": 0}),
+        report(
+            "node-1",
+            "new",
+            ago(minutes=1),
+            seq=8,
+            cpu_us=13_000_000,
+            connections=8,
+            rss_bytes=1 << 26,
+            losses={"gap": 2, "x": 0},
+        ),
+        report("node-2", "third", ago(minutes=30), cpu_us=7, backend="kprobe", losses=None),
+        report(
+            "node-3", "forged", ago(minutes=2), seq=1, cpu_us=-(1 << 62), losses={"gap": (1 << 63) - 1, "x": 1 << 62}
+        ),
+        report("node-3", "forged", ago(minutes=1), seq=2, cpu_us=1 << 62, losses={"gap": (1 << 63) - 1, "x": 1 << 62}),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,7 @@ class Tables:
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     path = tmp_path_factory.mktemp("tables")
-    for name, rows in (("verdicts", VERDICTS), ("storms", STORMS), ("agents", AGENTS)):
+    for name, rows in (("verdicts", verdict_rows()), ("storms", storm_rows()), ("agents", agent_rows())):
         write_rows(path, name, rows)
     return Tables(path)
 
@@ -188,7 +201,7 @@ def test_without_reports_nobody_knows_which_agents_are_silent(tmp_path: Path) ->
 
 
 def test_times_beyond_those_of_a_calendar_are_numbers(tmp_path: Path) -> None:
-    write_rows(tmp_path, "storms", [{**STORMS[0], "since_ts": datetime(9999, 12, 31, 23, tzinfo=UTC)}])
+    write_rows(tmp_path, "storms", [{**storm_rows()[0], "since_ts": datetime(9999, 12, 31, 23, tzinfo=UTC)}])
     (row,) = Tables(tmp_path).rows(storms)
     assert row["since"].startswith("9999-12-31")
 
