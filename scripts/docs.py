@@ -26,6 +26,7 @@ from kafka_probe.workloads import kubernetes
 from kafka_probe_pipeline import progress
 from kafka_probe_pipeline.causes import CAUSES
 from kafka_probe_pipeline.config import PipelineConfig, flag_of
+from kafka_probe_pipeline.remedies import remedy_in_general
 from scripts import costs, pictures
 from scripts.columns import column_table
 from scripts.markdown import table
@@ -187,7 +188,10 @@ def pipeline_metric_table() -> str:
 
 
 def cause_table() -> str:
-    return table(("cause", "what was seen"), ((f"`{cause}`", text) for cause, text in CAUSES.items()))
+    return table(
+        ("cause", "what was seen", "what to change"),
+        ((f"`{cause}`", text, remedy_in_general(cause)) for cause, text in CAUSES.items()),
+    )
 
 
 def pipeline_table() -> str:

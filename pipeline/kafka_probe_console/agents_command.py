@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
 
 SILENT_S = 180
 """The age of its last report from which an agent is silent; three times its usual pause if that is longer."""
@@ -22,8 +27,9 @@ Examples:
 """
 )
 @prints_view
-def agents(period: Period) -> AnswerView:
+def agents(tables: OpenTables, period: Period) -> AnswerView:
     """Print the newest report of each node's agent: losses, cost, version, and whether the agent is silent."""
+    tables.require("agents")
     where, values = within("received_ts", period)
     # Numbers of forged reports may be too large for sums of integers.
     sql = f"""
@@ -52,7 +58,6 @@ def agents(period: Period) -> AnswerView:
         ) QUALIFY row_number() OVER (PARTITION BY node ORDER BY last DESC, agent_id) = 1
     """
     return AnswerView(
-        table="agents",
         sql=sql,
         values=values,
         columns=columns(
@@ -62,6 +67,7 @@ def agents(period: Period) -> AnswerView:
             times={"last", "first"},
         ),
         sort="node",
+        time="last",
         subject="agent",
         known="SELECT count(DISTINCT agent_id), epoch_us(min(received_ts)), epoch_us(max(received_ts)) FROM agents",
     )

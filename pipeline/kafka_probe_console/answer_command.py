@@ -13,13 +13,14 @@ import click
 
 from kafka_probe.errors import UsageError
 from kafka_probe_console.errors import NothingFoundError
-from kafka_probe_console.period import period, written
-from kafka_probe_console.printing import json_lines, plain_rows, table, terminal_columns, write_csv
-from kafka_probe_console.views import AnswerView, Selection, query
+from kafka_probe_console.period import Period, around, period, written
+from kafka_probe_console.printing import json_lines, plain_rows, records, table, terminal_columns, write_csv
+from kafka_probe_console.views import AnswerView, Selection, nearest_us, query
 from kafka_probe_console.waiting import Waiting
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
+    from kafka_probe_console.views import Answer, Details
 
 _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -28,22 +29,24 @@ tables_flag = click.option(
 )
 _LATELY = timedelta(days=1)
 _OLD_S = 600
+_MOST_ROWS, _MOST_RECORDS = 100, 10
 _FLAGS: tuple[_Option, ...] = (
     tables_flag,
     click.option("--since", metavar="AGE", help="only since then, such as 15m, 2h or 7d"),
     click.option("--from", "begin", metavar="TIME", help="only from then on, an age or ISO 8601"),
     click.option("--until", "end", metavar="TIME", help="only before then, an age or ISO 8601"),
+    click.option("--at", metavar="TIME", help="only five minutes before and after it, such as 14:03"),
     click.option("--filter", "conditions", metavar="TEXT", help="only rows that match, such as 'count > 20'"),
     click.option("--sort", metavar="COLUMN", help="texts ascending, numbers and times descending"),
     click.option("--columns", metavar="NAMES", help="columns to print, separated by commas"),
-    click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="most rows"),
+    click.option("--limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; of why and who 10]"),
     click.option("--json", "as_objects", is_flag=True, help="print one JSON object per row"),
     click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values"),
 )
 
 
 def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
-    """Return a command that prints a view. view_of returns it for a period and the command's own flags."""
+    """Return a command that prints a view. view_of returns it for tables, a period and the command's own flags."""
 
     @wraps(view_of)
     def run(
@@ -51,10 +54,11 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
         since: str | None,
         begin: str | None,
         end: str | None,
+        at: str | None,
         conditions: str | None,
         sort: str | None,
         columns: str | None,
-        limit: int,
+        limit: int | None,
         *,
         as_objects: bool,
         as_csv: bool,
@@ -62,19 +66,24 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
     ) -> None:
         if as_objects and as_csv:
             raise UsageError("Use one of --json and --csv.")
-        by_default = None if begin or end else "1d"
-        view = view_of(period(since or by_default, begin, end, datetime.now(UTC)), **own)
-        asked = query(view, Selection(limit, conditions, sort, columns))
+        if at and (since or begin or end):
+            raise UsageError("Use --at without --since, --from and --until.")
+        now = datetime.now(UTC)
+        when = around(at, now) if at else period(since or (None if begin or end else "1d"), begin, end, now)
         with Waiting() as waiting, tables_at(location) as tables:
-            found = asked.answer(tables)
+            view = view_of(tables, when, **own)
+            wanted = Selection(limit or (_MOST_RECORDS if view.heading else _MOST_ROWS), conditions, sort, columns)
+            found = query(view, wanted).answer(tables)
             if not found.rows:
-                raise NothingFoundError(f"No {view.subject} matches. {_known(tables, view)}")
+                nearest = nearest_us(view_of(tables, Period(), **own), wanted, when, tables)
+                raise NothingFoundError(_nothing(tables, view, nearest))
+            details = None if columns or as_csv else _details(tables, view, found)
             newest = _newest(tables)
             waiting.end()
         if as_csv:
             write_csv((column.name for column in found.columns), plain_rows(found), sys.stdout)
         else:
-            for line in json_lines(found) if as_objects else table(found, None if columns else terminal_columns()):
+            for line in _lines(found, details, view.heading, as_objects=as_objects, by_name=columns is not None):
                 click.echo(line)
         if found.more:
             click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
@@ -103,12 +112,31 @@ def tables_at(location: str | None) -> Iterator[OpenTables]:
         yield tables
 
 
-def _known(tables: OpenTables, view: AnswerView) -> str:
-    """Return a sentence about what the tables have."""
+def _details(tables: OpenTables, view: AnswerView, found: Answer) -> Details | None:
+    if view.details is None:
+        return None
+    names = [column.name for column in found.columns]
+    return view.details(tables, [dict(zip(names, row, strict=True)) for row in found.rows])
+
+
+def _lines(found: Answer, details: Details | None, heading: int, *, as_objects: bool, by_name: bool) -> Iterator[str]:
+    """Yield what is printed of an answer. by_name: the user named the columns, so that all are shown."""
+    if as_objects:
+        return json_lines(found, details)
+    if heading and not by_name:
+        return records(found, details, heading, terminal_columns())
+    return table(found, None if by_name else terminal_columns())
+
+
+def _nothing(tables: OpenTables, view: AnswerView, nearest: int | None) -> str:
+    """Return sentences about what the tables have instead. nearest: time of a row that matches but for the period."""
     ((number, first, last),) = tables.rows(view.known)
     if not number:
-        return f"The tables have no {view.subject}."
-    return f"The tables have {number:,}, from {written(first)} to {written(last)}."
+        return f"No {view.subject} matches. The tables have no {view.subject}."
+    has = f"The tables have {number:,}, from {written(first)} to {written(last)}."
+    if nearest is None:
+        return f"No {view.subject} matches. {has}"
+    return f"No {view.subject} of this time matches. The nearest that matches was at {written(nearest)}. {has}"
 
 
 def _newest(tables: OpenTables) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kafka_probe_console.answer_command import prints_view
@@ -9,6 +11,9 @@ from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import client_of, not_internal, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
 
 GROUPS = ("client", "workload", "broker", "node")
 
@@ -23,8 +28,9 @@ Examples:
 @click.option("--by", type=click.Choice(GROUPS), help="count by this as well as by cause")
 @click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
 @prints_view
-def disconnects(period: Period, by: str | None, *, internal: bool) -> AnswerView:
+def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal: bool) -> AnswerView:
     """Print how many connections ended for which cause, and which clients and brokers it hit most."""
+    tables.require("verdicts")
     # No close is newer than Kafka's time of its verdict, so that a wrong or forged clock cannot move it to the future.
     time = "least(ts, judged_ts)"
     where, values = within(time, period)
@@ -37,13 +43,12 @@ def disconnects(period: Period, by: str | None, *, internal: bool) -> AnswerView
             median(idle_us) / 1e6 AS idle_s, min(closed_ts) AS first, max(closed_ts) AS last
         FROM (
             SELECT cause, {time} AS closed_ts, idle_us, {client_of("client", "server")} AS client,
-                {workload_of("client")} AS workload, coalesce(server.local, client.peer) AS broker,
+                {workload_of(tables, "verdicts", "client")} AS workload, coalesce(server.local, client.peer) AS broker,
                 coalesce(client.node, server.node) AS node
             FROM verdicts WHERE {where}
         ) WHERE {"true" if internal else not_internal("client")} GROUP BY {group}
     """
     return AnswerView(
-        table="verdicts",
         sql=sql,
         values=values,
         columns=columns(
@@ -55,6 +60,7 @@ def disconnects(period: Period, by: str | None, *, internal: bool) -> AnswerView
             times={"last", "first"},
         ),
         sort="count",
+        time="last",
         subject="disconnect",
         known="SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM verdicts",
     )

@@ -1,14 +1,19 @@
-"""Times on the command line: `90s`, `15m`, `2h` and `7d` ago, or ISO 8601. Times without a zone are local."""
+"""Times on the command line: ages as `90s`, `15m`, `2h` and `7d`, times of day as `14:03`, or ISO 8601.
+
+Times without a zone are local.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from kafka_probe.errors import UsageError
 
 _DAY = timedelta(days=1)
+_AROUND = timedelta(minutes=5)
+OUTSIDE = "Give times between the years 1 and 9999."
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -26,7 +31,7 @@ class Period:
             first = self.begin.astimezone(UTC).date() - _DAY if self.begin else None
             last = self.end.astimezone(UTC).date() + _DAY if self.end else None
         except OverflowError:
-            raise UsageError("Give times between the years 1 and 9999.") from None
+            raise UsageError(OUTSIDE) from None
         return first, last
 
 
@@ -40,8 +45,8 @@ def local_time(ts_us: int, zone: tzinfo | None = None) -> datetime | None:
 
 def written(ts_us: int) -> str:
     """Return a local time for a sentence."""
-    time = local_time(ts_us)
-    return time.isoformat(" ", "seconds") if time else f"{ts_us} µs since 1970"
+    local = local_time(ts_us)
+    return local.isoformat(" ", "seconds") if local else f"{ts_us} µs since 1970"
 
 
 def moment(text: str, now: datetime) -> datetime:
@@ -53,11 +58,34 @@ def moment(text: str, now: datetime) -> datetime:
     try:
         if found := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
             return now.astimezone(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text.strip()):
+            return _last(time.fromisoformat(text.strip()), now)
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{text!r} is no time: give an age such as 90s, 15m, 2h or 7d, or ISO 8601 such as 2026-01-31T14:03."
+            f"{text!r} is no time: give an age such as 90s, 15m, 2h or 7d, a time of day such as 14:03, or ISO 8601 "
+            "such as 2026-01-31T14:03."
         ) from None
+
+
+def _last(of_day: time, now: datetime) -> datetime:
+    """Return when it was this local time of day last, in UTC."""
+    today = now.astimezone().date()
+    moments = (datetime.combine(day, of_day).astimezone(UTC) for day in (today, today - _DAY))
+    return next(moment for moment in moments if moment <= now)
+
+
+def around(text: str, now: datetime) -> Period:
+    """Return five minutes before and after the time that a text names.
+
+    Raises:
+        UsageError: it is none.
+    """
+    at = moment(text, now)
+    try:
+        return Period(at - _AROUND, at + _AROUND)
+    except OverflowError:
+        raise UsageError(OUTSIDE) from None
 
 
 def period(since: str | None, begin: str | None, end: str | None, now: datetime) -> Period:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
+from kafka_probe.text import MESSAGE_LIMIT, NAME_LIMIT, as_json, printable
 from kafka_probe_console.columns import AnswerColumn, Kind
 from kafka_probe_console.period import local_time
 
 if TYPE_CHECKING:
-    from kafka_probe_console.views import Answer
+    from kafka_probe_console.views import Answer, Details
 
 _GAP = "  "
 _MOST_OF_CELL = 40  # columns of a text on a terminal: a stranger may choose it
@@ -51,11 +52,40 @@ def table(answer: Answer, width: int | None) -> Iterator[str]:
         yield f"Not shown: {', '.join(column.name for column in left_out)}. A wider terminal or --columns shows them."
 
 
-def json_lines(answer: Answer) -> Iterator[str]:
+def records(answer: Answer, details: Details | None, heading: int, width: int | None) -> Iterator[str]:
+    """Yield each row as a heading of its first columns, and a line per further value and detail."""
+    zone = datetime.now().astimezone().tzinfo
+    names = [column.name for column in answer.columns[heading:]]
+    of_rows = details or [{}] * len(answer.rows)
+    indent = len(_GAP) + max(map(len, (*names, *(name for one in of_rows for name in one)))) + len(_GAP)
+    for number, (row, own) in enumerate(zip(answer.rows, of_rows, strict=True)):
+        if number:
+            yield ""
+        texts = [_text(column, value, zone, MESSAGE_LIMIT) for column, value in zip(answer.columns, row, strict=True)]
+        yield from _wrapped("", _GAP.join(filter(None, texts[:heading])), len(_GAP), width)
+        of_own = ((name, printable(text, MESSAGE_LIMIT)) for name, text in own.items() if isinstance(text, str))
+        for name, text in (*of_own, *zip(names, texts[heading:], strict=True)):
+            if text:
+                yield from _wrapped(f"{_GAP}{name:{indent - len(_GAP)}}", text, indent, width)
+        for name, lines in own.items():
+            for place, line in enumerate(lines if isinstance(lines, list) else ()):
+                head = "" if place else f"{_GAP}{name}"
+                yield _fitted(f"{head:{indent}}{printable(line, MESSAGE_LIMIT)}", width)
+
+
+def _wrapped(head: str, text: str, indent: int, width: int | None) -> list[str]:
+    """Return a text behind a head, on so many lines as it takes; all but the first have the indent."""
+    if width is None:
+        return [head + text]
+    most = max(width, indent + _LEAST_COLUMNS)
+    return textwrap.wrap(text, most, initial_indent=head, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def json_lines(answer: Answer, details: Details | None = None) -> Iterator[str]:
     """Yield a JSON object per row."""
     names = [column.name for column in answer.columns]
-    for row in plain_rows(answer):
-        yield as_json(dict(zip(names, row, strict=True))).decode()
+    for number, row in enumerate(plain_rows(answer)):
+        yield as_json({**dict(zip(names, row, strict=True)), **(details[number] if details else {})}).decode()
 
 
 def plain_rows(answer: Answer) -> Iterator[list[object]]:
@@ -107,7 +137,7 @@ def _head(column: AnswerColumn, zone: tzinfo | None) -> str:
     return f"{column.name} ({datetime.now(zone).tzname()})" if column.kind is Kind.TIME else column.name
 
 
-def _text(column: AnswerColumn, value: object, zone: tzinfo | None) -> str:
+def _text(column: AnswerColumn, value: object, zone: tzinfo | None, most: int = NAME_LIMIT) -> str:
     if value is None:
         return ""
     if column.kind is Kind.TIME and isinstance(value, int):
@@ -115,7 +145,7 @@ def _text(column: AnswerColumn, value: object, zone: tzinfo | None) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S") if time else f"{value} µs"
     if isinstance(value, float):
         return f"{value:,.1f}"
-    return f"{value:,}" if isinstance(value, int) and column.kind is Kind.NUMBER else printable(value)
+    return f"{value:,}" if isinstance(value, int) and column.kind is Kind.NUMBER else printable(value, most)
 
 
 def _plain(column: AnswerColumn, value: object) -> object:

@@ -11,7 +11,7 @@ from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, j
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.text import printable
-from kafka_probe_console.ends import OWNER
+from kafka_probe_console.ends import OWNER, address_is
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, written
 from kafka_probe_console.tables import OpenTables, Row
@@ -34,7 +34,7 @@ _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
 _EndIds = tuple[str | None, str | None]
 """agent_id and conn_id."""
-_Flow = str | tuple[str, str]
+Flow = str | tuple[str, str]
 """A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""
 _WITH_IDS = "f.agent_id IS NOT NULL AND f.conn_id IS NOT NULL"
 EndsBySide = Mapping[str, Sequence[ConnectionEnd]]
@@ -112,7 +112,7 @@ def connections_with_frames(
         NothingFoundError: there are none.
         UsageError: Kafka has no such API.
     """
-    flows: dict[_Flow, None] = {}
+    flows: dict[Flow, None] = {}
     more = False
     for number, flow in enumerate(_flows_with_frames(tables, question, found)):
         more = number == MOST_ENDS or (len(flows) == limit and flow not in flows)
@@ -124,24 +124,22 @@ def connections_with_frames(
     return _all_ends(tables, [*flows], question.node), more
 
 
-def _flows_with_frames(
-    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None
-) -> Iterator[_Flow]:
+def _flows_with_frames(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> Iterator[Flow]:
     """Yield the connections with matching frames, possibly more than once, at most MOST_ENDS + 1 without contents."""
     if question.of_contents:
         for frame in _frames(tables, question, found, None):
             first = frame.first
             if first.agent_id is not None and first.conn_id is not None:
-                yield _flow(first.agent_id, first.conn_id, first.flow_id)
+                yield flow(first.agent_id, first.conn_id, first.flow_id)
         return
     where, values = _conditions(question, found)
     ask = f"SELECT f.agent_id, f.conn_id, f.flow_id FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL"
     order = f"{_ORDER_OF_ENDS[question.sort]}, f.agent_id, f.conn_id"
     for row in tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1]):
-        yield _flow(*row)
+        yield flow(*row)
 
 
-def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> list[EndsBySide]:
+def _all_ends(tables: OpenTables, flows: Sequence[Flow], node: str | None) -> list[EndsBySide]:
     """Return all ends with frames of connections: for each a list per side, of at most MOST_OF_SIDE.
 
     A connection has several ends of one side if an agent was restarted.
@@ -162,20 +160,21 @@ def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> l
     )
     seen = [*rows]
     known = _ends_by_ids(tables, {(agent_id, conn_id) for agent_id, conn_id, *_ in seen})
-    connections: dict[_Flow, dict[str, list[ConnectionEnd]]] = {flow: {} for flow in flows}
+    connections: dict[Flow, dict[str, list[ConnectionEnd]]] = {flow: {} for flow in flows}
     for agent_id, conn_id, flow_id, side in seen:
         # flow_id is that of the frames: it may differ from that of a forged open.
         end = known.get((agent_id, conn_id)) or ConnectionEnd(agent_id, conn_id, *[None] * 6)
-        by_side = connections.setdefault(_flow(agent_id, conn_id, flow_id), {})
+        by_side = connections.setdefault(flow(agent_id, conn_id, flow_id), {})
         by_side.setdefault(side, []).append(replace(end, flow_id=flow_id))
     return [*connections.values()]
 
 
-def _flow(agent_id: str, conn_id: str, flow_id: str | None) -> _Flow:
+def flow(agent_id: str, conn_id: str, flow_id: str | None) -> Flow:
+    """Return the connection of an end."""
     return flow_id or (agent_id, conn_id)
 
 
-def _of_flows(flows: Sequence[_Flow]) -> tuple[str, Sequence[object]]:
+def _of_flows(flows: Sequence[Flow]) -> tuple[str, Sequence[object]]:
     """Return the condition that frames are of these connections, with its values."""
     known = sorted(flow for flow in flows if isinstance(flow, str))
     others = sorted(f"{flow[0]}/{flow[1]}" for flow in flows if not isinstance(flow, str))
@@ -240,6 +239,21 @@ def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame
     return joined(map(_sample, tables.rows(ask, values)))
 
 
+def last_frames(tables: OpenTables, flows: Sequence[Flow], received: Period, limit: int) -> Iterator[CopiedFrame]:
+    """Yield the last frames of connections, at most `limit` at each end, in their order.
+
+    received: when Kafka received them, more or less: other dates are not read.
+    """
+    where, values = _of_flows(flows)
+    where, values = f"f.date BETWEEN ? AND ? AND {where} AND {_WITH_IDS}", [*received.dates, *values]
+    end, frame = "f.agent_id, f.conn_id", "f.agent_id, f.conn_id, f.tcp_seq, f.flags & 1"
+    last = f"row_number() OVER (PARTITION BY {end} ORDER BY f.monotonic_ns DESC, f.flags & 1 DESC, f.tcp_seq DESC)"
+    chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 QUALIFY {last} <= ?"
+    order = f"{end}, f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part"
+    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
+    return joined(map(_sample, tables.rows(ask, [*values, *values, limit])))
+
+
 def _sample(row: Row) -> CopiedSample:
     if None in row[_NUMBERS_AT:] or row[0] is None:
         raise TableError("The table frames has a row without a number: the pipeline has not written it.")
@@ -298,7 +312,7 @@ def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[st
     if last_date:
         parts.append(("date <= ?", (last_date,)))
     if question.address:
-        test, values = _address(question.address)
+        test, values = address_is(question.address)
         parts.append(
             (" OR ".join(test.format(column) for column in ("local", "peer", "nat_local", "nat_peer")), values * 4)
         )
@@ -311,15 +325,6 @@ def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[st
         tables.require("verdicts")
         parts.append(("flow_id IN (SELECT flow_id FROM verdicts WHERE cause = ?)", (question.cause,)))
     return [f"({part})" for part, _ in parts], [value for _, values in parts for value in values]
-
-
-def _address(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a condition on a column `{}` of addresses with ports, and its values. The text may lack the port."""
-    if text.count(":") > 1 and not text.startswith("["):
-        text = f"[{text}]"
-    if ":" in text.rpartition("]")[2]:
-        return "{} = ?", (text,)
-    return "starts_with({}, ?)", (f"{text}:",)
 
 
 def _ends(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
 
 
 @click.command(
@@ -18,8 +23,9 @@ Examples:
 """
 )
 @prints_view
-def storms(period: Period) -> AnswerView:
+def storms(tables: OpenTables, period: Period) -> AnswerView:
     """Print the storms that were active in a period, each as of its last change."""
+    tables.require("storms")
     parts, values = ["true"], list[object]()
     if begin := period.begin:
         parts.append("coalesce(resolved_ts, now()) >= ?")
@@ -37,7 +43,6 @@ def storms(period: Period) -> AnswerView:
         ) WHERE {" AND ".join(parts)}
     """
     return AnswerView(
-        table="storms",
         sql=sql,
         values=tuple(values),
         columns=columns(
@@ -47,6 +52,7 @@ def storms(period: Period) -> AnswerView:
             times={"since", "resolved", "changed"},
         ),
         sort="since",
+        time="since",
         subject="storm",
         known="SELECT count(DISTINCT id), epoch_us(min(ts)), epoch_us(max(ts)) FROM storms",
     )

@@ -67,9 +67,12 @@ class OpenTables:
                 "`kafka-probe-pipeline run`."
             )
 
-    def fields(self, name: str, column: str) -> set[str]:
-        """Return the names in a column of structs: earlier releases may have written fewer."""
-        return {field.name for field in self._data[name].schema.field(column).type}
+    def fields(self, name: str, column: str, *inner: str) -> set[str]:
+        """Return the names in a column of structs, or in one inside: earlier releases may have written fewer."""
+        kind = self._data[name].schema.field(column).type
+        for one in inner:
+            kind = kind.field(one).type
+        return {field.name for field in kind}
 
     def rows(self, question: str, values: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of an answer, which is not held in memory as a whole.

@@ -6,9 +6,9 @@ all values are bound parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_probe.errors import UsageError
 from kafka_probe_console.columns import AnswerColumn, Kind
@@ -19,22 +19,30 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables, Row
 
 
+Details = Sequence[Mapping[str, str | list[str] | None]]
+"""Of each row what its columns do not have, by name: texts, None where they are unknown, or lists of lines."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerView:
     """The answer to a question, before a user's conditions.
 
-    table: the one that `sql` reads; columns: in the order of their importance; sort: the column by which it is sorted
-    unless the user names another; subject: what its rows are, in the singular; known: SQL that returns how many facts
-    the tables have of it, and the times of the first and the last, µs since epoch.
+    columns: in the order of their importance; sort: the column by which it is sorted unless the user names another;
+    time: the column of its rows' time; subject: what its rows are, in the singular; known: SQL that returns how many
+    facts the tables have of it, and the times of the first and the last, µs since epoch. heading: so many columns are
+    the heading of each row, whose other columns have a line each; 0: the rows are a table. details: returns those of
+    rows, which are given by the names of their columns, with times as µs since epoch.
     """
 
-    table: str
     sql: str
     values: tuple[object, ...]
     columns: tuple[AnswerColumn, ...]
     sort: str
+    time: str
     subject: str
     known: str
+    heading: int = 0
+    details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,6 @@ class Answer:
 class AnswerQuery:
     """The SQL of a selection, with its values. Times are µs since epoch."""
 
-    table: str
     sql: str
     values: Sequence[object]
     columns: tuple[AnswerColumn, ...]
@@ -68,7 +75,6 @@ class AnswerQuery:
 
     def answer(self, tables: OpenTables) -> Answer:
         """Return the rows of the answer."""
-        tables.require(self.table)
         rows = [*tables.rows(self.sql, self.values)]
         return Answer(self.columns, rows[: self.limit], len(rows) > self.limit)
 
@@ -89,7 +95,22 @@ def query(view: AnswerView, wanted: Selection) -> AnswerQuery:
     shown = ", ".join(f'epoch_us("{one.name}")' if one.kind is Kind.TIME else f'"{one.name}"' for one in columns)
     order = f'"{sort.name}" {direction} NULLS LAST, {names}'
     ask = f"SELECT {shown} FROM ({view.sql}) WHERE {where} ORDER BY {order} LIMIT ?"
-    return AnswerQuery(view.table, ask, [*view.values, *values, wanted.limit + 1], columns, wanted.limit)
+    return AnswerQuery(ask, [*view.values, *values, wanted.limit + 1], columns, wanted.limit)
+
+
+def nearest_us(view: AnswerView, wanted: Selection, to: Period, tables: OpenTables) -> int | None:
+    """Return the time of the row that is nearest to a period, µs since epoch; None without any.
+
+    view: without that period.
+    """
+    where, values = condition(wanted.filter, view.columns) if wanted.filter else ("true", ())
+    bounds = [round(bound.timestamp() * 1e6) for bound in (to.begin, to.end) if bound]
+    distance = f"least({', '.join(['abs(us - ?)'] * len(bounds))})"
+    ask = f"""
+        SELECT us FROM (SELECT epoch_us("{view.time}") AS us FROM ({view.sql}) WHERE {where}) WHERE us IS NOT NULL
+        ORDER BY {distance}, us LIMIT 1
+    """
+    return next((us for (us,) in tables.rows(ask, [*view.values, *values, *bounds])), None)
 
 
 def _columns(view: AnswerView, names: str | None) -> tuple[AnswerColumn, ...]:

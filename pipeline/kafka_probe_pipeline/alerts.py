@@ -15,6 +15,7 @@ from pyspark.sql import Row
 
 from kafka_probe.text import printable
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RESTART
+from kafka_probe_pipeline.remedies import REMEDIES, remedy
 from kafka_probe_pipeline.scopes import ALL_CONNECTIONS
 from kafka_probe_pipeline.storms import RESOLVED
 
@@ -24,48 +25,28 @@ NAMES = {
     CRASHES: "KafkaClientCrashLoop",
 }
 OTHER_NAME = "KafkaReconnectStorm"
-# Far enough below a limit that a timer that comes late is still in time.
-BELOW = 0.8
 EVIDENCE_LIMIT = 1000  # characters: a sentence of each end, with the names of processes
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text and the remedy of an alert, with the names of a storm's columns, `ms` and `s` in braces."""
+    """The text and the remedy of an alert, with the names of a storm's columns in braces."""
 
     what: str
     remedy: str
 
 
-_MIDDLEBOX_REMEDY = (
-    "Make the clients close or probe idle connections earlier: connections.max.idle.ms of at most {ms}, or TCP "
-    "keepalive (socket.keepalive.enable, net.ipv4.tcp_keepalive_time) of at most {s} s. Or raise the idle timeout of "
-    "the firewall, NAT gateway or load balancer between clients and brokers above the idle time of the clients."
-)
+# The causes of idle connections; `remedies` has what to change.
 IDLE_TEXTS = {
-    "client_idle_limit": Text(
-        what="the clients closed them by their own limit on idle connections",
-        remedy="To keep such connections open, raise connections.max.idle.ms of these clients above {idle_s} s, and "
-        "that of the brokers above that of the clients.",
-    ),
-    "broker_idle_limit": Text(
-        what="the brokers closed them by their limit on idle connections",
-        remedy="Set connections.max.idle.ms of the clients to at most {ms}, so that they close first and lose nothing, "
-        "or raise it on the brokers above the idle time of the clients.",
-    ),
-    "middlebox_reset": Text(
-        what="a device between clients and brokers had dropped their state and answered with RST",
-        remedy=_MIDDLEBOX_REMEDY,
-    ),
-    "middlebox_silent_drop": Text(
-        what="a device between clients and brokers had dropped their state and drops their packets",
-        remedy=_MIDDLEBOX_REMEDY,
-    ),
+    "client_idle_limit": "the clients closed them by their own limit on idle connections",
+    "broker_idle_limit": "the brokers closed them by their limit on idle connections",
+    "middlebox_reset": "a device between clients and brokers had dropped their state and answered with RST",
+    "middlebox_silent_drop": "a device between clients and brokers had dropped their state and drops their packets",
 }
 TEXTS = {
     RESTART: Text(
         what="{count} connections closed because broker {subject} stopped",
-        remedy="Nothing if this was intended; otherwise check the broker's log. Clients continue with other brokers.",
+        remedy=REMEDIES["broker_shutdown"],
     ),
     CRASHES: Text(
         what="{count} connections closed because processes of {subject} exited without closing them",
@@ -146,11 +127,9 @@ def _texts(storm: dict[str, Any]) -> tuple[str, str]:
         text = TEXTS.get(storm["kind"], OTHER_TEXT)
         named = storm | {"subject": printable(storm["subject"])}
         return text.what.format(**named), text.remedy.format(**named)
-    idle_s = storm["idle_us"] / 1e6
-    text = IDLE_TEXTS[storm["subject"]]
-    what = f"{storm['count']} connections closed after {idle_s:.1f} s of silence ({storm['subject']}): {text.what}"
-    below_s = idle_s * BELOW
-    return what, text.remedy.format(idle_s=f"{idle_s:.1f}", ms=round(below_s * 1000), s=f"{below_s:.1f}")
+    cause, idle_us = storm["subject"], storm["idle_us"]
+    what = f"{storm['count']} connections closed after {idle_us / 1e6:.1f} s of silence ({cause}): {IDLE_TEXTS[cause]}"
+    return what, remedy(cause, idle_us)
 
 
 def _listed(hits: list[dict[str, Any]] | None) -> str:

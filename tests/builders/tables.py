@@ -19,12 +19,18 @@ _TEXT, _LONG, _TIME = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
 _CLIENT = pa.struct([("id", _TEXT), ("software_name", _TEXT), ("software_version", _TEXT)])
 _OWNER = pa.struct([("pid", _LONG), *((name, _TEXT) for name in OWNER_NAMES)])
 _NAT = pa.struct([("local", _TEXT), ("peer", _TEXT)])
+_TOPIC = pa.struct([("topic", _TEXT), ("topic_id", _TEXT), ("requests", _LONG), ("bytes", _LONG)])
+_SUMS = [(name, _LONG) for name in ("requests", "request_bytes", "response_bytes")]
 _OF_END = [
     *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
     *(("client", _CLIENT), ("workload", _OWNER), ("date", pa.date32()), ("received_ts", _TIME), ("ts", _TIME)),
+    *(("group", _TEXT), ("topics", pa.list_(_TOPIC)), *_SUMS),
 ]
-_OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT)])
-_OF_CLOSE = (("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_()), ("closing_ts", _TIME))
+_OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT), ("still_open_ts", _TIME)])
+_OF_CLOSE = (
+    *(("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_()), ("closing_ts", _TIME)),
+    ("age_us", _LONG),
+)
 _CLOSES = pa.schema([*_OF_END, *_OF_CLOSE])
 _NUMBERS = (
     *("monotonic_ns", "tcp_seq", "frame_bytes", "correlation_id"),
@@ -38,19 +44,25 @@ _FRAMES = pa.schema(
         ("data", pa.binary()),
     ]
 )
-_END = pa.struct([*((name, _TEXT) for name in ("node", "local", "peer")), ("client", _CLIENT), ("workload", _OWNER)])
+_END = pa.struct(
+    [
+        *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "local", "peer", "group")),
+        *(("client", _CLIENT), ("workload", _OWNER), ("topics", pa.list_(_TEXT)), ("opened_ts", _TIME), *_SUMS),
+        ("close", pa.struct([("last_api", _TEXT), ("in_flight", _LONG)])),
+    ]
+)
 _VERDICTS = pa.schema(
     [
         *(("date", pa.date32()), ("ts", _TIME), ("judged_ts", _TIME), ("idle_us", _LONG)),
         *((name, _END) for name in ("client", "server")),
-        *((name, _TEXT) for name in ("flow_id", "cause", "evidence")),
+        *((name, _TEXT) for name in ("flow_id", "cause", "evidence", "ends")),
     ]
 )
 _HIT = pa.list_(pa.struct([("count", _LONG), ("name", _TEXT)]))
 _STORMS = pa.schema(
     [
         *((name, _TIME) for name in ("ts", "since_ts", "opened_ts", "resolved_ts")),
-        *((name, _TEXT) for name in ("id", "kind", "state", "scope", "cause", "evidence")),
+        *((name, _TEXT) for name in ("id", "kind", "subject", "state", "scope", "cause", "evidence")),
         *((name, _LONG) for name in ("batch_id", "count", "idle_us", "both_ends")),
         *((name, _HIT) for name in ("workloads", "brokers", "networks")),
         *(("date", pa.date32()), ("share", pa.float64())),
@@ -63,7 +75,7 @@ _AGENTS = pa.schema(
         *((name, _LONG) for name in ("seq", "connections", "cpu_us", "rss_bytes")),
     ]
 )
-_ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS}
+_ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS, "opens": _OPENS, "closes": _CLOSES}
 
 
 def write_tables(
@@ -78,7 +90,7 @@ def write_tables(
 
 
 def write_rows(directory: Path, name: str, rows: Sequence[Event]) -> None:
-    """Write the table `verdicts`, `storms` or `agents`. Columns that rows lack are null; `date` is that of the time."""
+    """Write a table with such rows. Columns that they lack are null; `date` is that of the time."""
     dated = [{"date": (row.get("received_ts") or row["ts"]).date(), **row} for row in rows]
     _write(directory / name, dated, _ANSWERED[name])
 

@@ -8,6 +8,7 @@ import pytest
 from kafka_probe_pipeline.causes import CAUSES, RULES
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
+from kafka_probe_pipeline.remedies import REMEDIES
 from tests.builders.connection_ends import (
     AUTHENTICATED,
     BRIEF,
@@ -33,7 +34,7 @@ def test_the_cause_is_named_with_its_evidence(case: Case) -> None:
 
 
 def test_every_cause_that_a_rule_names_is_explained() -> None:
-    assert {rule.cause for rule in RULES} == CAUSES.keys()
+    assert {rule.cause for rule in RULES} == CAUSES.keys() == REMEDIES.keys()
 
 
 def judge(ends: Ends, opaque: str | None = None, **how: Any) -> dict[str, Any] | None:

@@ -1,0 +1,46 @@
+"""Lists what to change so that connections do not end for a cause again.
+
+This module imports nothing, so that commands that read the tables use it without Spark.
+"""
+
+from __future__ import annotations
+
+BELOW = 0.8
+"""An idle limit may be this share of a silence: far enough below it that a timer that comes late is still in time."""
+_OF_DEVICE = (
+    "Make the clients close or probe idle connections earlier: connections.max.idle.ms of at most {ms}, or TCP "
+    "keepalive (socket.keepalive.enable, net.ipv4.tcp_keepalive_time) of at most {below}. Or raise the idle timeout of "
+    "the firewall, NAT gateway or load balancer between clients and brokers above the idle time of the clients."
+)
+# In braces: `idle` is the silence, `below` and `ms` are BELOW of it, with its unit and as a number of ms.
+REMEDIES = {
+    "client_idle_limit": "To keep such connections open, raise connections.max.idle.ms of these clients above {idle}, "
+    "and that of the brokers above that of the clients.",
+    "broker_idle_limit": "Set connections.max.idle.ms of the clients to at most {ms}, so that they close first and "
+    "lose nothing, or raise it on the brokers above the idle time of the clients.",
+    "middlebox_reset": _OF_DEVICE,
+    "middlebox_silent_drop": _OF_DEVICE,
+    "rejected_request": "Check that the broker accepts such requests: max.request.size of the client against "
+    "message.max.bytes of the broker and max.message.bytes of the topic, and the client's version against those that "
+    "the broker supports. The broker's log has the reason.",
+    "auth_failure": "Check security.protocol, sasl.mechanism and the credentials of the client. The broker's log has "
+    "the reason.",
+    "process_exit": "Find out why the process exited: check its log, exit status and memory limit.",
+    "broker_shutdown": "Nothing if this was intended; otherwise check the broker's log. Clients continue with other "
+    "brokers.",
+    "normal": "Nothing: the client ended the connection itself.",
+    "unknown": "Run an agent at each end that the evidence calls unwatched, and remove the losses that `kafka-probe "
+    "agents` lists.",
+}
+
+
+def remedy(cause: str, idle_us: int) -> str:
+    """Return what to change after a close for this cause. idle_us: the silence before it."""
+    below_s = idle_us / 1e6 * BELOW
+    return REMEDIES[cause].format(idle=f"{idle_us / 1e6:.1f} s", below=f"{below_s:.1f} s", ms=round(below_s * 1000))
+
+
+def remedy_in_general(cause: str) -> str:
+    """Return what to change without the silence of a certain connection."""
+    below = f"{BELOW:.0%}".replace("%", " %") + " of the silence"
+    return REMEDIES[cause].format(idle="the silence", below=below, ms=f"{below} in ms")

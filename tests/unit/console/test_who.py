@@ -1,0 +1,182 @@
+"""The command `who`: which connections a name finds, and what it knows of both ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from kafka_probe.errors import KafkaProbeError, UsageError
+from kafka_probe_console.who_command import who
+from tests.builders import tables as builder
+from tests.builders.tables import write_rows
+
+ROOT = Path(__file__).parents[3]
+CONTAINER_ID = "3f2a" + "0" * 60
+
+
+@cache
+def now() -> datetime:
+    """Return the time of the first test, which may be long after the import."""
+    return datetime.now(UTC)
+
+
+def ago(**age: float) -> datetime:
+    return now() - timedelta(**age)
+
+
+def end(side: str, conn_id: str, client_id: str | None, at: datetime, **of: object) -> dict[str, Any]:
+    """Return a report of an end of a connection between 10.57.1.11:52224, seen as 10.57.2.2:39282, and a broker."""
+    addresses = {
+        "client": {"node": "node-1", "agent_id": "a", "local": "10.57.1.11:52224", "peer": "192.0.2.1:9092"},
+        "server": {"node": "broker-1", "agent_id": "b", "local": "10.0.0.1:9092", "peer": "10.57.2.2:39282"},
+    }
+    owners = {
+        "client": {"pid": 412, "comm": "python", "pod": "billing-7f", "container_id": CONTAINER_ID},
+        "server": {"pid": 99, "comm": "java", "unit": "kafka.service"},
+    }
+    client = {"id": client_id, "software_name": "kafka-python", "software_version": "3.0.12"} if client_id else None
+    times = {"ts": at, "received_ts": at}
+    return {
+        "side": side,
+        "conn_id": conn_id,
+        "client": client,
+        "workload": owners[side],
+        **addresses[side],
+        **times,
+        **of,
+    }
+
+
+def asked(tables: Path, *flags: str) -> Result:
+    result = CliRunner().invoke(who, ["--tables", str(tables), *flags])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def rows(tables: Path, *flags: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in asked(tables, "--json", *flags).stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return tables of an open, a closed and an old connection, and of one without a flow id."""
+    path = tmp_path_factory.mktemp("tables")
+    topics = [{"topic": "orders"}, {"topic": None}, {"topic": "payments"}]
+    repeated = {"still_open_ts": ago(minutes=30), "received_ts": ago(minutes=30), "requests": 3600, "topics": topics}
+    other = {"local": "10.57.1.12:4000", "peer": "10.0.0.1:9092", "workload": {"pid": 7, "comm": "java"}}
+    opens = [
+        end("client", "1", None, ago(minutes=90), flow_id="f1"),
+        end("server", "1", None, ago(minutes=90), flow_id="f1"),
+        end("client", "1", "billing-1", ago(minutes=90), flow_id="f1", group="billing", request_bytes=9, **repeated),
+        end("server", "1", "billing-1", ago(minutes=90), flow_id="f1", **{**repeated, "requests": 3000}),
+        end("client", "2", "orders", ago(minutes=50), flow_id="f2", **other),
+        end("client", "3", None, ago(minutes=40), **{**other, "local": "10.57.1.13:4000"}),
+        end("server", "4", "old", ago(hours=20), flow_id="f4", peer="10.57.1.99:1"),
+        end("client", "5", "kafka-probe-agent", ago(minutes=1), flow_id="f5"),
+    ]
+    closes = [
+        end("client", "2", "orders", ago(minutes=45), flow_id="f2", age_us=300_000_000, requests=600, **other),
+    ]
+    write_rows(path, "opens", opens)
+    write_rows(path, "closes", closes)
+    verdict = {"flow_id": "f2", "ts": ago(minutes=45), "cause": "process_exit", "evidence": "the process ended"}
+    write_rows(path, "verdicts", [verdict])
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("10.57.1.11:52224", "10.57.1.11", "10.57.2.2:39282", "10.57.2.2", "192.0.2.1:9092", "f1", "billing-*"),
+        *("412", "billing-7f", "python", "3f2a*", "kafka.service"),
+    ],
+)
+def test_any_name_of_either_end_finds_the_connection(tables: Path, name: str) -> None:
+    assert "f1" in [row["flow_id"] for row in rows(tables, name)]
+    assert "f2" not in [row["flow_id"] for row in rows(tables, name)]
+
+
+def test_a_connection_has_both_ends_and_its_newest_sums_once(tables: Path) -> None:
+    (found,) = rows(tables, "billing-1")
+    assert (found["client"], found["process"], found["state"]) == ("billing-1", "python[412]", "open")
+    assert (found["workload"], found["node"], found["library"]) == ("billing-7f", "node-1", "kafka-python 3.0.12")
+    assert (found["client_address"], found["seen_as"]) == ("10.57.1.11:52224", "10.57.2.2:39282")
+    assert (found["broker"], found["broker_seen_as"]) == ("10.0.0.1:9092", "192.0.2.1:9092")
+    assert (found["broker_process"], found["broker_node"]) == ("java[99]", "broker-1")
+    assert (found["group"], found["topics"], found["requests"]) == ("billing", "orders, payments", 3600)
+    assert datetime.fromisoformat(found["opened"]) == ago(minutes=90)
+    assert datetime.fromisoformat(found["last"]) == ago(minutes=30)
+    assert found["requests_per_s"] == pytest.approx(1)
+    assert (found["cause"], found["evidence"]) == (None, None)
+
+
+def test_a_closed_connection_has_its_end_and_its_cause(tables: Path) -> None:
+    (found,) = rows(tables, "orders")
+    assert (found["state"], found["cause"], found["evidence"]) == ("closed", "process_exit", "the process ended")
+    assert datetime.fromisoformat(found["ended"]) == ago(minutes=45)
+    assert found["requests_per_s"] == pytest.approx(2)
+    (first, *lines) = asked(tables, "orders").stdout.splitlines()
+    assert first == "orders  java[7]  closed"
+    assert lines[:2] == ["  cause           process_exit", "  evidence        the process ended"]
+
+
+def test_a_connection_without_a_flow_id_is_one_of_its_own(tables: Path) -> None:
+    (found,) = rows(tables, "10.57.1.13")
+    assert (found["flow_id"], found["client"], found["conn_id"], found["state"]) == (None, None, "3", "open")
+
+
+def test_what_is_not_reported_any_more_is_found_at_its_time(tables: Path) -> None:
+    with pytest.raises(KafkaProbeError, match=r"No connection of this time matches\. The nearest .* was at "):
+        rows(tables, "old")
+    (found,) = rows(tables, "old", "--at", "20h")
+    assert (found["state"], found["client_address"], found["seen_as"]) == ("open", None, "10.57.1.99:1")
+
+
+def test_a_shorter_period_has_what_was_open_then(tables: Path) -> None:
+    assert [row["flow_id"] for row in rows(tables, "10.57.1.11", "--since", "20m")] == ["f1"]
+    with pytest.raises(KafkaProbeError, match=r"No connection of this time matches\. The nearest .* was at "):
+        rows(tables, "orders", "--since", "20m")
+
+
+def test_the_newest_connection_is_first_and_internal_ones_are_shown_on_request(tables: Path) -> None:
+    assert [row["flow_id"] for row in rows(tables, "*java*")] == [None, "f2", "f1"]
+    assert [row["client"] for row in rows(tables, "kafka-probe*", "--internal")] == ["kafka-probe-agent"]
+    with pytest.raises(KafkaProbeError, match=r"No connection matches\. The tables have 8, from "):
+        rows(tables, "kafka-probe*")
+
+
+def test_nothing_and_an_empty_name_are_sentences(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="NAME is empty"):
+        asked(tables, "")
+    with pytest.raises(KafkaProbeError, match="There is no table opens in"):
+        asked(tmp_path, "x")
+
+
+def test_no_close_and_tables_of_a_release_without_names_of_containers_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = pa.struct([field for field in builder._OWNER if field.name != "container_name"])
+    opens = builder._OPENS.set(builder._OPENS.get_field_index("workload"), pa.field("workload", without))
+    monkeypatch.setitem(builder._ANSWERED, "opens", opens)
+    write_rows(tmp_path, "opens", [end("client", "1", "billing-1", ago(minutes=1), flow_id="f1")])
+    (found,) = rows(tmp_path, "billing-1")
+    assert found["workload"] == "billing-7f"
+
+
+def test_documented_commands_find_connections(tables: Path) -> None:
+    documents = "README.md", "docs/guide/answers.md"
+    written = "\n".join((ROOT / document).read_text() for document in documents)
+    found = re.findall(r"\.venv/bin/kafka-probe who --tables kafka-probe-output([^`\n]*)", written)
+    assert found
+    for flags in found:
+        assert asked(tables, *shlex.split(flags)).exit_code == 0

@@ -1,0 +1,229 @@
+"""The command `why`: which disconnects it prints, with what it knows of each."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kafka_probe.errors import KafkaProbeError, UsageError
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_console.why_command import why
+from tests.builders.fed_agent import SECOND_NS, Fed
+from tests.builders.messages import CLIENT_ID
+from tests.builders.samples import closed, gone, opened, request, response, stream
+from tests.builders.tables import write_rows, write_tables
+
+ROOT = Path(__file__).parents[3]
+HOSTILE = "\x1b[31m" + "x" * 300
+RESET = "after 33.0 s of silence the client received an RST that the broker's host never sent"
+CLIENT = {
+    "node": "node-1",
+    "agent_id": "a",
+    "conn_id": "1",
+    "local": "10.57.1.11:52224",
+    "peer": "192.0.2.1:9092",
+    "client": {"id": "billing-1", "software_name": "kafka-python", "software_version": "3.0.12"},
+    "workload": {"comm": "python", "pid": 412, "pod": "billing-7f"},
+    "topics": ["orders", "payments"],
+    "requests": 5,
+    "close": {"last_api": "Produce", "in_flight": 1},
+}
+SERVER = {
+    **CLIENT,
+    "node": "broker-1",
+    "agent_id": "b",
+    "local": "10.0.0.1:9092",
+    "peer": "10.57.2.2:49631",
+    "workload": {"comm": "java", "pid": 99},
+    "requests": 4,
+}
+
+
+@cache
+def at() -> datetime:
+    """Return the minute of the disconnect, ten minutes before the first test, which may be long after the import."""
+    return (datetime.now(UTC) - timedelta(minutes=10)).replace(second=0, microsecond=0)
+
+
+def of_day() -> str:
+    return f"{at().astimezone():%H:%M}"
+
+
+def storm(**of: object) -> dict[str, Any]:
+    times = {"ts": at(), "since_ts": at() - timedelta(seconds=5), "resolved_ts": at() + timedelta(minutes=2)}
+    kind = {"id": "5707", "kind": "idle_disconnects", "subject": "middlebox_reset", "idle_us": 32_000_000}
+    return {**kind, **times, "count": 30, **of}
+
+
+def client(client_id: str) -> dict[str, Any]:
+    return {**SERVER, "client": {"id": client_id}}
+
+
+def asked(tables: Path, *flags: str) -> Result:
+    result = CliRunner().invoke(why, ["--tables", str(tables), *flags])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def rows(tables: Path, *flags: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in asked(tables, "--json", *flags).stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the tables of a reset connection with a storm, and of others of which the broker's end was watched."""
+    path = tmp_path_factory.mktemp("tables")
+    others = (
+        ("broker_shutdown", {"server": client("orders")}),
+        ("auth_failure", {"server": client(HOSTILE)}),
+        ("normal", {"server": client("kafka-probe-agent")}),
+    )
+    before, hour = at() - timedelta(minutes=9), timedelta(hours=1)
+    reset = {"cause": "middlebox_reset", "evidence": RESET, "idle_us": 33_000_000, "flow_id": "f1"}
+    ends = {"ends": "both", "client": {**CLIENT, "opened_ts": at() - timedelta(minutes=1)}, "server": SERVER}
+    verdicts = [
+        {"ts": at(), "judged_ts": at() + timedelta(seconds=5), **reset, **ends},
+        *(
+            {"ts": before, "judged_ts": at(), "cause": cause, "evidence": "e", "ends": "server only", **end}
+            for cause, end in others
+        ),
+    ]
+    write_rows(path, "verdicts", verdicts)
+    restart = {"id": "b", "kind": "broker_restart", "subject": "10.0.0.1:9092", "count": 20, "idle_us": None}
+    storms = [
+        storm(resolved_ts=None, count=20, ts=at() - timedelta(seconds=1)),
+        storm(),
+        storm(id="other silence", idle_us=20_000_000),
+        storm(id="later", since_ts=at() + hour),
+        storm(**restart, since_ts=at() - hour, resolved_ts=None),
+    ]
+    write_rows(path, "storms", storms)
+    return path
+
+
+def test_a_disconnect_has_both_ends_with_their_processes_and_addresses(tables: Path) -> None:
+    (found,) = rows(tables, "--client", "billing-*")
+    assert (found["process"], found["workload"], found["node"]) == ("python[412]", "billing-7f", "node-1")
+    assert (found["client_address"], found["seen_as"]) == ("10.57.1.11:52224", "10.57.2.2:49631")
+    assert (found["broker"], found["broker_seen_as"]) == ("10.0.0.1:9092", "192.0.2.1:9092")
+    assert (found["broker_process"], found["broker_node"]) == ("java[99]", "broker-1")
+    assert (found["library"], found["topics"], found["requests"]) == ("kafka-python 3.0.12", "orders, payments", 5)
+    assert (found["last_api"], found["in_flight"], found["idle_s"]) == ("Produce", 1, 33)
+    assert datetime.fromisoformat(found["ended"]) == at()
+
+
+def test_what_to_change_has_the_numbers_of_its_silence(tables: Path) -> None:
+    (found,) = rows(tables, "--client", "billing-1")
+    assert "connections.max.idle.ms of at most 26400, or TCP keepalive" in found["change"]
+    assert "of at most 26.4 s. Or raise the idle timeout of the firewall" in found["change"]
+    (restarted,) = rows(tables, "--client", "orders")
+    assert restarted["change"].startswith("Nothing if this was intended; otherwise check the broker's log.")
+
+
+def test_a_storm_is_that_of_its_time_cause_and_silence_or_of_its_broker(tables: Path) -> None:
+    (found,) = rows(tables, "--client", "billing-1")
+    assert re.fullmatch(r"one of 30 disconnects since \S+ \S+, until \S+ \S+, storm 5707", found["storm"])
+    (restarted,) = rows(tables, "--client", "orders")
+    assert re.fullmatch(r"one of 20 disconnects since \S+ \S+, which is active, storm b", restarted["storm"])
+    (refused,) = rows(tables, "--filter", "cause = auth_failure")
+    assert refused["storm"] is None
+
+
+@pytest.mark.parametrize(
+    "address", ["10.57.1.11:52224", "10.57.2.2:49631", "10.57.2.2", "192.0.2.1:9092", "192.0.2.1", "10.57.1.11"]
+)
+def test_an_address_is_that_of_either_end_on_either_side_of_nat(tables: Path, address: str) -> None:
+    assert [row["client"] for row in rows(tables, "--address", address, "--client", "bill*")] == ["billing-1"]
+    assert rows(tables, "--address", "10.0.0.1:9092")[0]["client"] == "billing-1"
+
+
+def test_the_text_has_a_heading_and_a_line_per_value(tables: Path) -> None:
+    lines = asked(tables, "--at", of_day()).stdout.splitlines()
+    assert lines[0] == f"{at().astimezone():%Y-%m-%d %H:%M:%S}  middlebox_reset  billing-1  {RESET}"
+    assert lines[1].startswith("  change          Make the clients close or probe idle connections earlier: ")
+    assert lines[2].startswith("  storm           one of 30 disconnects")
+    assert lines[3:6] == [
+        "  idle_s          33.0",
+        "  process         python[412]",
+        "  workload        billing-7f",
+    ]
+    assert not [line for line in lines if line.split()[0] in ("group", "last_frames")]
+
+
+def test_the_text_fits_a_narrow_terminal_and_names_are_text(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
+    text = asked(tables).stdout
+    assert max(map(len, text.splitlines())) <= 60
+    assert "\x1b" not in text
+    assert "\\x1b[31mxxx" in text
+    assert len(text.split("\n\n")) == 3
+
+
+def test_last_frames_are_those_of_the_clients_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed(archive={"archive": "all"})
+    # Both ends of one connection.
+    for conn, server_side, rx_base, tx_base in ((1, False, 7, 1), (2, True, 2, 7)):
+        fed.see(opened(conn, server_side=server_side, rx_base=rx_base, tx_base=tx_base))
+        for number in range(20):
+            ask = request(ApiKey.METADATA, 12, conn, correlation_id=number, ts_ns=(10 + number) * SECOND_NS)
+            answer = response(ApiKey.METADATA, 12, conn, correlation_id=number, ts_ns=(10 + number) * SECOND_NS + 5000)
+            fed.see(stream(ask, answer))
+    fed.see(closed(1, ts_ns=80 * SECOND_NS), gone(1))
+    fed.report()
+    events = [event for event in fed.events() if event["kind"] in ("open", "close")]
+    flows = {event["flow_id"] for event in events}
+    assert len(flows) == 1
+    frames = fed.archive_sink.events
+    write_tables(tmp_path, events, frames)
+    ended = datetime.now(UTC)
+    of_client = next(event for event in events if event["side"] == "client")
+    end = {**CLIENT, "agent_id": of_client["agent_id"], "conn_id": of_client["conn_id"], "client": {"id": CLIENT_ID}}
+    write_rows(
+        tmp_path,
+        "verdicts",
+        [{"ts": ended, "judged_ts": ended, "cause": "unknown", "evidence": "e", "client": end, "flow_id": flows.pop()}],
+    )
+    (found,) = rows(tmp_path)
+    assert [line.split()[3] for line in found["last_frames"][::2]] == [f"#{number}," for number in range(16, 20)]
+    assert all(line.split()[:2] == ["response", "after"] for line in found["last_frames"][1::2])
+    monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
+    *_, last = asked(tmp_path).stdout.splitlines()
+    assert "response after " in last
+
+
+def test_nothing_at_a_time_names_the_nearest_that_matches(tables: Path) -> None:
+    nearest = f"{at().astimezone():%Y-%m-%d %H:%M}"
+    with pytest.raises(
+        KafkaProbeError, match=rf"No disconnect of this time matches\. The nearest .* at {nearest}"
+    ) as of:
+        asked(tables, "--client", "billing-1", "--at", (at() + timedelta(minutes=6)).isoformat())
+    assert of.value.exit_code == 1
+    with pytest.raises(KafkaProbeError, match=r"No disconnect matches\. The tables have 4, from "):
+        asked(tables, "--client", "nobody", "--at", of_day())
+
+
+def test_at_is_used_alone_and_is_a_time(tables: Path) -> None:
+    with pytest.raises(UsageError, match="Use --at without --since"):
+        asked(tables, "--at", "14:03", "--since", "1h")
+    with pytest.raises(UsageError, match="'25:00' is no time"):
+        asked(tables, "--at", "25:00")
+    with pytest.raises(UsageError, match="between the years 1 and 9999"):
+        asked(tables, "--at", "0001-01-01T00:00:00Z")
+
+
+def test_documented_commands_find_disconnects(tables: Path) -> None:
+    documents = "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"
+    written = "\n".join((ROOT / document).read_text() for document in documents)
+    found = re.findall(r"\.venv/bin/kafka-probe why --tables kafka-probe-output([^`\n]*)", written)
+    assert found
+    for flags in found:
+        assert asked(tables, *shlex.split(flags.replace("14:03", of_day()))).exit_code == 0
