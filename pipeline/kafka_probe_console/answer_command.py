@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_probe.errors import UsageError
-from kafka_probe_console.errors import NothingFoundError
+from kafka_probe.text import printable
+from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, around, period, written
 from kafka_probe_console.printing import json_lines, plain_rows, records, table, terminal_columns, write_csv
 from kafka_probe_console.views import AnswerView, Selection, nearest_us, query
@@ -36,7 +37,7 @@ _FLAGS: tuple[_Option, ...] = (
     click.option("--from", "begin", metavar="TIME", help="only from then on, an age or ISO 8601"),
     click.option("--until", "end", metavar="TIME", help="only before then, an age or ISO 8601"),
     click.option("--at", metavar="TIME", help="only five minutes before and after it, such as 14:03"),
-    click.option("--filter", "conditions", metavar="TEXT", help="only rows that match, such as 'count > 20'"),
+    click.option("--filter", "conditions", metavar="TEXT", help="only rows that match, such as 'COLUMN = VALUE'"),
     click.option("--sort", metavar="COLUMN", help="texts ascending, numbers and times descending"),
     click.option("--columns", metavar="NAMES", help="columns to print, separated by commas"),
     click.option("--limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; of why and who 10]"),
@@ -64,6 +65,7 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
         as_csv: bool,
         **own: Any,
     ) -> None:
+        _require_utf8(own.values())
         if as_objects and as_csv:
             raise UsageError("Use one of --json and --csv.")
         if at and (since or begin or end):
@@ -85,6 +87,8 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
         else:
             for line in _lines(found, details, view.heading, as_objects=as_objects, by_name=columns is not None):
                 click.echo(line)
+        if view.note:
+            click.echo(view.note, err=True)
         if found.more:
             click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
         click.echo(newest, err=True)
@@ -93,6 +97,13 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
     for flag in reversed(_FLAGS):
         command = flag(command)
     return command
+
+
+def _require_utf8(values: Iterable[object]) -> None:
+    """Raise UsageError unless the texts are valid UTF-8, as those of the tables are."""
+    for value in values:
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise UsageError(f"{printable(value)} is not valid UTF-8.")
 
 
 @contextmanager
@@ -116,7 +127,11 @@ def _details(tables: OpenTables, view: AnswerView, found: Answer) -> Details | N
     if view.details is None:
         return None
     names = [column.name for column in found.columns]
-    return view.details(tables, [dict(zip(names, row, strict=True)) for row in found.rows])
+    try:
+        return view.details(tables, [dict(zip(names, row, strict=True)) for row in found.rows])
+    except TableError as error:
+        click.echo(f"Some facts are left out. {error}", err=True)
+        return None
 
 
 def _lines(found: Answer, details: Details | None, heading: int, *, as_objects: bool, by_name: bool) -> Iterator[str]:

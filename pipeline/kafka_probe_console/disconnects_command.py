@@ -8,7 +8,7 @@ import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import client_of, not_internal, workload_of
+from kafka_probe_console.ends import ENDED, KNOWN_VERDICTS, client_of, not_internal, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 
@@ -31,9 +31,7 @@ Examples:
 def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal: bool) -> AnswerView:
     """Print how many connections ended for which cause, and which clients and brokers it hit most."""
     tables.require("verdicts")
-    # No close is newer than Kafka's time of its verdict, so that a wrong or forged clock cannot move it to the future.
-    time = "least(ts, judged_ts)"
-    where, values = within(time, period)
+    where, values = within(ENDED, period)
     group = f"{by}, cause" if by else "cause"
     others = [name for name in GROUPS if name != by]
     sql = f"""
@@ -42,7 +40,7 @@ def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal:
             {", ".join(f"mode({name}) AS top_{name}" for name in others)},
             median(idle_us) / 1e6 AS idle_s, min(closed_ts) AS first, max(closed_ts) AS last
         FROM (
-            SELECT cause, {time} AS closed_ts, idle_us, {client_of("client", "server")} AS client,
+            SELECT cause, {ENDED} AS closed_ts, idle_us, {client_of("client", "server")} AS client,
                 {workload_of(tables, "verdicts", "client")} AS workload, coalesce(server.local, client.peer) AS broker,
                 coalesce(client.node, server.node) AS node
             FROM verdicts WHERE {where}
@@ -62,5 +60,5 @@ def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal:
         sort="count",
         time="last",
         subject="disconnect",
-        known="SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM verdicts",
+        known=KNOWN_VERDICTS,
     )

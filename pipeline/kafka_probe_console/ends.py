@@ -1,4 +1,4 @@
-"""The SQL by which questions name the two ends of a connection.
+"""The SQL by which questions name connections, their two ends, and verdicts on them.
 
 Client id and workload are those of the client's end where it was watched; at the broker's end only the client id is
 known.
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 OWNER = ("pod", "container_name", "unit", "comm")
 """Fields of a workload by which people name it, the best first."""
+ENDED = "least(ts, judged_ts)"
+"""When a connection with a verdict ended.
+
+No close is newer than Kafka's time of its verdict, so that a wrong or forged clock cannot move it to the future.
+"""
+KNOWN_VERDICTS = "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM verdicts"
+"""How many verdicts the tables have, and from when to when."""
 
 
 def client_of(*ends: str) -> str:
@@ -41,6 +48,17 @@ def process_of(*end: str) -> str:
 def library_of(client: str) -> str:
     """Return the client library and its version; null if it is unknown."""
     return f"nullif(concat_ws(' ', {client}.software_name, {client}.software_version), '')"
+
+
+def nat_of(tables: OpenTables) -> str:
+    """Return a relation of ends with their addresses beyond NAT: agent_id, conn_id, local and peer.
+
+    Agents report them once, with the first open, and only with `--conntrack`.
+    """
+    ends = "agent_id, conn_id, any_value(nat.local) AS local, any_value(nat.peer) AS peer"
+    if tables.add("opens"):
+        return f"(SELECT {ends} FROM opens WHERE nat IS NOT NULL GROUP BY agent_id, conn_id)"
+    return "(SELECT NULL AS agent_id, NULL AS conn_id, NULL AS local, NULL AS peer WHERE false)"
 
 
 def address_is(text: str) -> tuple[str, tuple[str, ...]]:

@@ -69,10 +69,14 @@ def moment(text: str, now: datetime) -> datetime:
 
 
 def _last(of_day: time, now: datetime) -> datetime:
-    """Return when it was this local time of day last, in UTC."""
+    """Return when it was this local time of day last, in UTC.
+
+    On a day on which clocks are set back it may be twice.
+    """
     today = now.astimezone().date()
-    moments = (datetime.combine(day, of_day).astimezone(UTC) for day in (today, today - _DAY))
-    return next(moment for moment in moments if moment <= now)
+    times = of_day.replace(fold=1), of_day
+    moments = (datetime.combine(day, one).astimezone(UTC) for day in (today, today - _DAY) for one in times)
+    return max(moment for moment in moments if moment <= now)
 
 
 def around(text: str, now: datetime) -> Period:

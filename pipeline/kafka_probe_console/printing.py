@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import os
-import textwrap
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC
 from typing import TYPE_CHECKING, TextIO
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
 
 from kafka_probe.text import MESSAGE_LIMIT, NAME_LIMIT, as_json, printable
 from kafka_probe_console.columns import AnswerColumn, Kind
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 _GAP = "  "
 _MOST_OF_CELL = 40  # columns of a text on a terminal: a stranger may choose it
 _CUT = "…"
-_LEAST_COLUMNS = 40
+_LEAST_COLUMNS, _LEAST_OF_LINE = 40, 20
+_SPACES = re.compile(" {2,}")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -35,13 +38,12 @@ def terminal_columns(descriptor: int = 1) -> int | None:
 
 def table(answer: Answer, width: int | None) -> Iterator[str]:
     """Yield the lines of a table: as many of the first columns as fit, and the names of the others."""
-    zone = datetime.now().astimezone().tzinfo
     most = None if width is None else min(_MOST_OF_CELL, width)
     texts = [
-        [_fitted(_text(column, value, zone), most) for column, value in zip(answer.columns, row, strict=True)]
+        [_fitted(_text(column, value), most) for column, value in zip(answer.columns, row, strict=True)]
         for row in answer.rows
     ]
-    heads = [_head(column, zone) for column in answer.columns]
+    heads = [column.name for column in answer.columns]
     widths = [max(map(cell_len, column)) for column in zip(heads, *texts, strict=True)]
     shown = _fitting(widths, width)
     numbers = [column.kind is Kind.NUMBER for column in answer.columns]
@@ -53,32 +55,34 @@ def table(answer: Answer, width: int | None) -> Iterator[str]:
 
 
 def records(answer: Answer, details: Details | None, heading: int, width: int | None) -> Iterator[str]:
-    """Yield each row as a heading of its first columns, and a line per further value and detail."""
-    zone = datetime.now().astimezone().tzinfo
+    """Yield each row as a heading of its first columns, and a line per further value and detail.
+
+    Names from outside cannot pass for other lines: a heading is one line, and what goes on in the next line is indented
+    deeper than the name of a value.
+    """
     names = [column.name for column in answer.columns[heading:]]
     of_rows = details or [{}] * len(answer.rows)
     indent = len(_GAP) + max(map(len, (*names, *(name for one in of_rows for name in one)))) + len(_GAP)
     for number, (row, own) in enumerate(zip(answer.rows, of_rows, strict=True)):
         if number:
             yield ""
-        texts = [_text(column, value, zone, MESSAGE_LIMIT) for column, value in zip(answer.columns, row, strict=True)]
-        yield from _wrapped("", _GAP.join(filter(None, texts[:heading])), len(_GAP), width)
+        cells = zip(answer.columns, row, strict=True)
+        texts = [_SPACES.sub(" ", _text(column, value, MESSAGE_LIMIT)) for column, value in cells]
+        yield _fitted(_GAP.join(filter(None, texts[:heading])), width)
         of_own = ((name, printable(text, MESSAGE_LIMIT)) for name, text in own.items() if isinstance(text, str))
         for name, text in (*of_own, *zip(names, texts[heading:], strict=True)):
-            if text:
-                yield from _wrapped(f"{_GAP}{name:{indent - len(_GAP)}}", text, indent, width)
+            for place, line in enumerate(_wrapped(text, width and width - indent)):
+                yield f"{'' if place else _GAP + name:{indent}}{line}"
         for name, lines in own.items():
             for place, line in enumerate(lines if isinstance(lines, list) else ()):
-                head = "" if place else f"{_GAP}{name}"
-                yield _fitted(f"{head:{indent}}{printable(line, MESSAGE_LIMIT)}", width)
+                yield _fitted(f"{'' if place else _GAP + name:{indent}}{printable(line, MESSAGE_LIMIT)}", width)
 
 
-def _wrapped(head: str, text: str, indent: int, width: int | None) -> list[str]:
-    """Return a text behind a head, on so many lines as it takes; all but the first have the indent."""
-    if width is None:
-        return [head + text]
-    most = max(width, indent + _LEAST_COLUMNS)
-    return textwrap.wrap(text, most, initial_indent=head, subsequent_indent=" " * indent, break_on_hyphens=False)
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Return a text as lines of at most that many columns of a terminal, which wide characters take two of."""
+    if not text or width is None:
+        return [text] if text else []
+    return [line.plain.rstrip() for line in Text(text).wrap(Console(), max(width, _LEAST_OF_LINE), overflow="fold")]
 
 
 def json_lines(answer: Answer, details: Details | None = None) -> Iterator[str]:
@@ -133,16 +137,12 @@ def _fitted(text: str, most: int | None) -> str:
     return set_cell_size(text, most - 1).rstrip() + _CUT
 
 
-def _head(column: AnswerColumn, zone: tzinfo | None) -> str:
-    return f"{column.name} ({datetime.now(zone).tzname()})" if column.kind is Kind.TIME else column.name
-
-
-def _text(column: AnswerColumn, value: object, zone: tzinfo | None, most: int = NAME_LIMIT) -> str:
+def _text(column: AnswerColumn, value: object, most: int = NAME_LIMIT) -> str:
     if value is None:
         return ""
     if column.kind is Kind.TIME and isinstance(value, int):
-        time = local_time(value, zone)
-        return time.strftime("%Y-%m-%d %H:%M:%S") if time else f"{value} µs"
+        time = local_time(value)
+        return time.strftime("%Y-%m-%d %H:%M:%S %Z") if time else f"{value} µs"
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) and column.kind is Kind.NUMBER else printable(value, most)

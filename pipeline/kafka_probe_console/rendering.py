@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from kafka_probe.conversations import conversation
@@ -12,12 +12,11 @@ from kafka_probe.conversations.wording import with_contents, words
 from kafka_probe_console import selection
 from kafka_probe_console.errors import NothingFoundError
 from kafka_probe_console.period import Period
-from kafka_probe_console.selection import Flow
+from kafka_probe_console.selection import EndIds
 from kafka_probe_console.tables import OpenTables
 
 LAST_FRAMES = 8
 _BATCH = 512  # frames whose ends are looked up at once
-_EndAndSide = tuple[str, str, str]  # side, agent_id and conn_id: that of the client is the least
 
 
 def rows(tables: OpenTables, frames: Iterable[CopiedFrame]) -> Iterator[dict[str, object]]:
@@ -52,17 +51,12 @@ def of_connections(tables: OpenTables, found: Iterable[ConnectionEnd], *, verbos
         raise NothingFoundError("The archive has no frames of these connections.")
 
 
-def last_lines(tables: OpenTables, flows: Sequence[Flow], received: Period) -> dict[Flow, list[str]]:
-    """Return the lines of the last frames of connections: at the client's end, if the archive has some of it."""
-    if not flows or not tables.add("frames"):
-        return {}
-    by_end: dict[Flow, dict[_EndAndSide, list[CopiedFrame]]] = {}
-    for frame in selection.last_frames(tables, flows, received, LAST_FRAMES):
-        first = frame.first
-        if first.agent_id is not None and first.conn_id is not None and first.part == 0:
-            ends = by_end.setdefault(selection.flow(first.agent_id, first.conn_id, first.flow_id), {})
-            ends.setdefault((first.side or "", first.agent_id, first.conn_id), []).append(frame)
-    return {flow: [*conversation.lines(ends[min(ends)])] for flow, ends in by_end.items()}
+def last_lines(tables: OpenTables, ends: Iterable[EndIds], flow_id: str | None, received: Period) -> list[str]:
+    """Return the lines of the last frames of a connection, at the first of the ends that has some."""
+    if not tables.add("frames"):
+        return []
+    every = (selection.last_frames(tables, end, flow_id, received, LAST_FRAMES) for end in ends)
+    return next(([*conversation.lines(frames)] for frames in every if frames), [])
 
 
 def _with_ends(tables: OpenTables, frames: Iterable[CopiedFrame]) -> Iterator[tuple[CopiedFrame, ConnectionEnd | None]]:

@@ -31,10 +31,11 @@ _ORDER = {
 _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
 _OWNER = ", ".join(f"owner.{name}" for name in OWNER)  # the first of them that is known
 _NAMED = 5  # clients in a message
+_SAMPLES_OF_LAST = 32  # of each of the last frames
 ANY_ERROR = "any"
-_EndIds = tuple[str | None, str | None]
+EndIds = tuple[str | None, str | None]
 """agent_id and conn_id."""
-Flow = str | tuple[str, str]
+_Flow = str | tuple[str, str]
 """A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""
 _WITH_IDS = "f.agent_id IS NOT NULL AND f.conn_id IS NOT NULL"
 EndsBySide = Mapping[str, Sequence[ConnectionEnd]]
@@ -89,12 +90,12 @@ def ends(tables: OpenTables, question: Question) -> list[ConnectionEnd] | None:
     return found
 
 
-def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[_EndIds, ConnectionEnd]:
+def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[EndIds, ConnectionEnd]:
     """Return the ends at which frames were seen, by agent_id and conn_id, as far as the tables have them."""
     return _ends_by_ids(tables, {(frame.first.agent_id, frame.first.conn_id) for frame in frames})
 
 
-def _ends_by_ids(tables: OpenTables, seen: Iterable[_EndIds]) -> dict[_EndIds, ConnectionEnd]:
+def _ends_by_ids(tables: OpenTables, seen: Iterable[EndIds]) -> dict[EndIds, ConnectionEnd]:
     keys = sorted(f"{agent_id}/{conn_id}" for agent_id, conn_id in {*seen} if agent_id and conn_id)
     found = _ends(tables, ["agent_id || '/' || conn_id IN (SELECT unnest(?))"], [keys], len(keys))
     return {(end.agent_id, end.conn_id): end for end in found}
@@ -112,7 +113,7 @@ def connections_with_frames(
         NothingFoundError: there are none.
         UsageError: Kafka has no such API.
     """
-    flows: dict[Flow, None] = {}
+    flows: dict[_Flow, None] = {}
     more = False
     for number, flow in enumerate(_flows_with_frames(tables, question, found)):
         more = number == MOST_ENDS or (len(flows) == limit and flow not in flows)
@@ -124,22 +125,24 @@ def connections_with_frames(
     return _all_ends(tables, [*flows], question.node), more
 
 
-def _flows_with_frames(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> Iterator[Flow]:
+def _flows_with_frames(
+    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None
+) -> Iterator[_Flow]:
     """Yield the connections with matching frames, possibly more than once, at most MOST_ENDS + 1 without contents."""
     if question.of_contents:
         for frame in _frames(tables, question, found, None):
             first = frame.first
             if first.agent_id is not None and first.conn_id is not None:
-                yield flow(first.agent_id, first.conn_id, first.flow_id)
+                yield _flow(first.agent_id, first.conn_id, first.flow_id)
         return
     where, values = _conditions(question, found)
     ask = f"SELECT f.agent_id, f.conn_id, f.flow_id FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL"
     order = f"{_ORDER_OF_ENDS[question.sort]}, f.agent_id, f.conn_id"
     for row in tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1]):
-        yield flow(*row)
+        yield _flow(*row)
 
 
-def _all_ends(tables: OpenTables, flows: Sequence[Flow], node: str | None) -> list[EndsBySide]:
+def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> list[EndsBySide]:
     """Return all ends with frames of connections: for each a list per side, of at most MOST_OF_SIDE.
 
     A connection has several ends of one side if an agent was restarted.
@@ -160,21 +163,20 @@ def _all_ends(tables: OpenTables, flows: Sequence[Flow], node: str | None) -> li
     )
     seen = [*rows]
     known = _ends_by_ids(tables, {(agent_id, conn_id) for agent_id, conn_id, *_ in seen})
-    connections: dict[Flow, dict[str, list[ConnectionEnd]]] = {flow: {} for flow in flows}
+    connections: dict[_Flow, dict[str, list[ConnectionEnd]]] = {flow: {} for flow in flows}
     for agent_id, conn_id, flow_id, side in seen:
         # flow_id is that of the frames: it may differ from that of a forged open.
         end = known.get((agent_id, conn_id)) or ConnectionEnd(agent_id, conn_id, *[None] * 6)
-        by_side = connections.setdefault(flow(agent_id, conn_id, flow_id), {})
+        by_side = connections.setdefault(_flow(agent_id, conn_id, flow_id), {})
         by_side.setdefault(side, []).append(replace(end, flow_id=flow_id))
     return [*connections.values()]
 
 
-def flow(agent_id: str, conn_id: str, flow_id: str | None) -> Flow:
-    """Return the connection of an end."""
+def _flow(agent_id: str, conn_id: str, flow_id: str | None) -> _Flow:
     return flow_id or (agent_id, conn_id)
 
 
-def _of_flows(flows: Sequence[Flow]) -> tuple[str, Sequence[object]]:
+def _of_flows(flows: Sequence[_Flow]) -> tuple[str, Sequence[object]]:
     """Return the condition that frames are of these connections, with its values."""
     known = sorted(flow for flow in flows if isinstance(flow, str))
     others = sorted(f"{flow[0]}/{flow[1]}" for flow in flows if not isinstance(flow, str))
@@ -239,19 +241,22 @@ def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame
     return joined(map(_sample, tables.rows(ask, values)))
 
 
-def last_frames(tables: OpenTables, flows: Sequence[Flow], received: Period, limit: int) -> Iterator[CopiedFrame]:
-    """Yield the last frames of connections, at most `limit` at each end, in their order.
+def last_frames(
+    tables: OpenTables, end: EndIds, flow_id: str | None, received: Period, limit: int
+) -> list[CopiedFrame]:
+    """Return the last frames of an end, at most `limit`, in their order; of a frame its first samples.
 
-    received: when Kafka received them, more or less: other dates are not read.
+    flow_id: that of its connection; received: when Kafka received the frames, more or less. Both leave out files.
     """
-    where, values = _of_flows(flows)
-    where, values = f"f.date BETWEEN ? AND ? AND {where} AND {_WITH_IDS}", [*received.dates, *values]
-    end, frame = "f.agent_id, f.conn_id", "f.agent_id, f.conn_id, f.tcp_seq, f.flags & 1"
-    last = f"row_number() OVER (PARTITION BY {end} ORDER BY f.monotonic_ns DESC, f.flags & 1 DESC, f.tcp_seq DESC)"
-    chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 QUALIFY {last} <= ?"
-    order = f"{end}, f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part"
-    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
-    return joined(map(_sample, tables.rows(ask, [*values, *values, limit])))
+    where = "f.date BETWEEN ? AND ? AND f.agent_id = ? AND f.conn_id = ?" + (" AND f.flow_id = ?" if flow_id else "")
+    values = [*received.dates, *end, *([flow_id] if flow_id else [])]
+    frame, newest = "f.tcp_seq, f.flags & 1", "f.monotonic_ns DESC, f.flags & 1 DESC, f.tcp_seq DESC"
+    chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {newest} LIMIT ?"
+    ask = f"""
+        SELECT {_COLUMNS} FROM frames f WHERE {where} AND f.part < {_SAMPLES_OF_LAST} AND ({frame}) IN ({chosen})
+        ORDER BY f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part
+    """
+    return [*joined(map(_sample, tables.rows(ask, [*values, *values, limit])))]
 
 
 def _sample(row: Row) -> CopiedSample:

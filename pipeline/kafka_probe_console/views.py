@@ -31,7 +31,7 @@ class AnswerView:
     time: the column of its rows' time; subject: what its rows are, in the singular; known: SQL that returns how many
     facts the tables have of it, and the times of the first and the last, µs since epoch. heading: so many columns are
     the heading of each row, whose other columns have a line each; 0: the rows are a table. details: returns those of
-    rows, which are given by the names of their columns, with times as µs since epoch.
+    rows, which are given by the names of their columns, with times as µs since epoch. note: a sentence for the user.
     """
 
     sql: str
@@ -43,6 +43,7 @@ class AnswerView:
     known: str
     heading: int = 0
     details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

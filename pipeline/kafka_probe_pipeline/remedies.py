@@ -7,6 +7,7 @@ from __future__ import annotations
 
 BELOW = 0.8
 """An idle limit may be this share of a silence: far enough below it that a timer that comes late is still in time."""
+_LEAST_SILENCE_US = 2_000_000  # no idle limit is shorter
 _OF_DEVICE = (
     "Make the clients close or probe idle connections earlier: connections.max.idle.ms of at most {ms}, or TCP "
     "keepalive (socket.keepalive.enable, net.ipv4.tcp_keepalive_time) of at most {below}. Or raise the idle timeout of "
@@ -29,13 +30,19 @@ REMEDIES = {
     "broker_shutdown": "Nothing if this was intended; otherwise check the broker's log. Clients continue with other "
     "brokers.",
     "normal": "Nothing: the client ended the connection itself.",
-    "unknown": "Run an agent at each end that the evidence calls unwatched, and remove the losses that `kafka-probe "
-    "agents` lists.",
+    "unknown": "If the evidence states that no agent watched an end, run one there. `kafka-probe agents` lists agents "
+    "that are silent, and what they lost.",
 }
+_OF_BUSY = (
+    "Check the firewalls, NAT gateways and load balancers between client and broker: one of them ended a connection "
+    "that was not idle, as after a restart, a failover, or with a full table of connections."
+)
 
 
 def remedy(cause: str, idle_us: int) -> str:
     """Return what to change after a close for this cause. idle_us: the silence before it."""
+    if REMEDIES[cause] == _OF_DEVICE and idle_us < _LEAST_SILENCE_US:
+        return _OF_BUSY
     below_s = idle_us / 1e6 * BELOW
     return REMEDIES[cause].format(idle=f"{idle_us / 1e6:.1f} s", below=f"{below_s:.1f} s", ms=round(below_s * 1000))
 

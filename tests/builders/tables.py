@@ -55,7 +55,7 @@ _VERDICTS = pa.schema(
     [
         *(("date", pa.date32()), ("ts", _TIME), ("judged_ts", _TIME), ("idle_us", _LONG)),
         *((name, _END) for name in ("client", "server")),
-        *((name, _TEXT) for name in ("flow_id", "cause", "evidence", "ends")),
+        *((name, _TEXT) for name in ("key", "flow_id", "cause", "evidence", "ends", "by")),
     ]
 )
 _HIT = pa.list_(pa.struct([("count", _LONG), ("name", _TEXT)]))

@@ -218,7 +218,7 @@ def test_a_table_leaves_out_the_last_columns_on_a_narrow_terminal(
     assert len(lines) == 1 + 5
     assert last.startswith("Not shown: ")
     assert "first. A wider terminal or --columns shows them." in last
-    assert tables.run(disconnects, "--columns", "first,cause,top_node").stdout.split()[:3:2] == ["first", "cause"]
+    assert tables.run(disconnects, "--columns", "first,cause,top_node").stdout.split()[:2] == ["first", "cause"]
 
 
 def test_a_name_longer_than_the_terminal_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,15 +82,14 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         end("client", "2", "orders", ago(minutes=50), flow_id="f2", **other),
         end("client", "3", None, ago(minutes=40), **{**other, "local": "10.57.1.13:4000"}),
         end("server", "4", "old", ago(hours=20), flow_id="f4", peer="10.57.1.99:1"),
-        end("client", "5", "kafka-probe-agent", ago(minutes=1), flow_id="f5"),
     ]
     closes = [
         end("client", "2", "orders", ago(minutes=45), flow_id="f2", age_us=300_000_000, requests=600, **other),
     ]
     write_rows(path, "opens", opens)
     write_rows(path, "closes", closes)
-    verdict = {"flow_id": "f2", "ts": ago(minutes=45), "cause": "process_exit", "evidence": "the process ended"}
-    write_rows(path, "verdicts", [verdict])
+    verdict = {"key": "f2", "cause": "process_exit", "evidence": "the process ended"}
+    write_rows(path, "verdicts", [{**verdict, "ts": ago(minutes=45), "judged_ts": ago(minutes=44)}])
     return path
 
 
@@ -98,7 +97,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     [
         *("10.57.1.11:52224", "10.57.1.11", "10.57.2.2:39282", "10.57.2.2", "192.0.2.1:9092", "f1", "billing-*"),
-        *("412", "billing-7f", "python", "3f2a*", "kafka.service"),
+        *("412", "billing-7f", "python", "python[412]", "3f2a*", "kafka.service", "java[99]"),
     ],
 )
 def test_any_name_of_either_end_finds_the_connection(tables: Path, name: str) -> None:
@@ -110,7 +109,7 @@ def test_a_connection_has_both_ends_and_its_newest_sums_once(tables: Path) -> No
     (found,) = rows(tables, "billing-1")
     assert (found["client"], found["process"], found["state"]) == ("billing-1", "python[412]", "open")
     assert (found["workload"], found["node"], found["library"]) == ("billing-7f", "node-1", "kafka-python 3.0.12")
-    assert (found["client_address"], found["seen_as"]) == ("10.57.1.11:52224", "10.57.2.2:39282")
+    assert (found["address"], found["seen_as"], found["ends"]) == ("10.57.1.11:52224", "10.57.2.2:39282", 2)
     assert (found["broker"], found["broker_seen_as"]) == ("10.0.0.1:9092", "192.0.2.1:9092")
     assert (found["broker_process"], found["broker_node"]) == ("java[99]", "broker-1")
     assert (found["group"], found["topics"], found["requests"]) == ("billing", "orders, payments", 3600)
@@ -126,7 +125,7 @@ def test_a_closed_connection_has_its_end_and_its_cause(tables: Path) -> None:
     assert datetime.fromisoformat(found["ended"]) == ago(minutes=45)
     assert found["requests_per_s"] == pytest.approx(2)
     (first, *lines) = asked(tables, "orders").stdout.splitlines()
-    assert first == "orders  java[7]  closed"
+    assert first == "10.57.1.12:4000  orders  java[7]  closed"
     assert lines[:2] == ["  cause           process_exit", "  evidence        the process ended"]
 
 
@@ -139,7 +138,7 @@ def test_what_is_not_reported_any_more_is_found_at_its_time(tables: Path) -> Non
     with pytest.raises(KafkaProbeError, match=r"No connection of this time matches\. The nearest .* was at "):
         rows(tables, "old")
     (found,) = rows(tables, "old", "--at", "20h")
-    assert (found["state"], found["client_address"], found["seen_as"]) == ("open", None, "10.57.1.99:1")
+    assert (found["state"], found["address"], found["seen_as"]) == ("open", "10.57.1.99:1", "10.57.1.99:1")
 
 
 def test_a_shorter_period_has_what_was_open_then(tables: Path) -> None:
@@ -148,16 +147,83 @@ def test_a_shorter_period_has_what_was_open_then(tables: Path) -> None:
         rows(tables, "orders", "--since", "20m")
 
 
-def test_the_newest_connection_is_first_and_internal_ones_are_shown_on_request(tables: Path) -> None:
-    assert [row["flow_id"] for row in rows(tables, "*java*")] == [None, "f2", "f1"]
-    assert [row["client"] for row in rows(tables, "kafka-probe*", "--internal")] == ["kafka-probe-agent"]
-    with pytest.raises(KafkaProbeError, match=r"No connection matches\. The tables have 8, from "):
-        rows(tables, "kafka-probe*")
+def test_the_newest_connection_is_first(tables: Path) -> None:
+    assert [row["flow_id"] for row in rows(tables, "java")] == [None, "f2", "f1"]
+    with pytest.raises(KafkaProbeError, match=r"No connection matches\. The tables have 5, from "):
+        rows(tables, "nobody")
+
+
+def test_an_end_that_gets_its_flow_id_later_is_one_connection(tmp_path: Path) -> None:
+    write_rows(
+        tmp_path,
+        "opens",
+        [
+            end("client", "1", "billing", ago(minutes=90), found="listed"),
+            end("client", "1", "billing", ago(minutes=60), flow_id="f1"),
+            end("server", "1", "billing", ago(minutes=60), flow_id="f1"),
+        ],
+    )
+    close = end("client", "1", "billing", ago(minutes=5), flow_id="f1")
+    write_rows(tmp_path, "closes", [close])
+    (found,) = rows(tmp_path, "billing")
+    assert (found["flow_id"], found["state"], found["ends"]) == ("f1", "half closed", 2)
+
+
+def test_of_several_ends_that_claim_a_flow_the_one_that_was_asked_for_is_shown(tmp_path: Path) -> None:
+    forged = {"agent_id": "evil", "local": "6.6.6.6:6", "workload": {"pid": 666, "comm": "evil"}}
+    write_rows(
+        tmp_path,
+        "opens",
+        [
+            end("client", "1", "billing", ago(minutes=9), flow_id="f1"),
+            end("client", "1", "evil", ago(minutes=1), flow_id="f1", **forged),
+        ],
+    )
+    (found,) = rows(tmp_path, "10.57.1.11:52224")
+    assert (found["client"], found["process"], found["ends"]) == ("billing", "python[412]", 2)
+
+
+def test_forged_clocks_and_ages_move_no_time_beyond_that_of_the_report(tmp_path: Path) -> None:
+    far = datetime(9998, 1, 1, tzinfo=UTC)
+    opens = [end("client", str(n), "x", far, flow_id=f"f{n}", received_ts=ago(minutes=n)) for n in range(1, 12)]
+    write_rows(tmp_path, "opens", [*opens, end("client", "99", "y", ago(seconds=1), flow_id="y")])
+    write_rows(tmp_path, "closes", [end("client", "3", "x", ago(minutes=2), flow_id="f3", age_us=2**62)])
+    found = rows(tmp_path, "10.57.1.11")
+    assert found[0]["flow_id"] == "y"
+    assert max(row["last"] for row in found) < now().isoformat()
+
+
+def test_an_address_beyond_nat_is_found_long_after_the_open_that_had_it(tmp_path: Path) -> None:
+    nat = {"local": "192.0.2.77:5000", "peer": "10.0.0.1:9092"}
+    first = end("client", "1", "billing", ago(days=3), flow_id="f1", nat=nat)
+    write_rows(
+        tmp_path, "opens", [first, end("client", "1", "billing", ago(days=3), flow_id="f1", received_ts=ago(hours=1))]
+    )
+    (found,) = rows(tmp_path, "192.0.2.77:5000")
+    assert (found["seen_as"], found["broker"], found["broker_seen_as"]) == (nat["local"], nat["peer"], "192.0.2.1:9092")
+
+
+def test_requests_and_their_rate_are_those_of_the_end_that_was_reported_last(tmp_path: Path) -> None:
+    silent = end("client", "1", "billing", ago(minutes=100), flow_id="f1", requests=10)
+    report = {"received_ts": ago(minutes=10), "still_open_ts": ago(minutes=10), "requests": 5400}
+    write_rows(tmp_path, "opens", [silent, end("server", "1", "billing", ago(minutes=100), flow_id="f1", **report)])
+    (found,) = rows(tmp_path, "billing")
+    assert (found["requests"], found["requests_per_s"]) == (5400, pytest.approx(1))
+
+
+def test_more_ends_than_are_read_are_mentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_probe_console.who_command.MOST_ENDS", 2)
+    write_rows(tmp_path, "opens", [end("client", str(n), "x", ago(minutes=n), flow_id=f"f{n}") for n in range(1, 4)])
+    result = asked(tmp_path, "x", "--json")
+    assert [json.loads(line)["flow_id"] for line in result.stdout.splitlines()] == ["f1", "f2"]
+    assert "More than 2 ends match: those that were reported last are shown." in result.stderr
 
 
 def test_nothing_and_an_empty_name_are_sentences(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="NAME is empty"):
         asked(tables, "")
+    with pytest.raises(UsageError, match="is not valid UTF-8"):
+        asked(tables, "\udcff")
     with pytest.raises(KafkaProbeError, match="There is no table opens in"):
         asked(tmp_path, "x")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.cells import cell_len
 
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_console.period import moment
 from kafka_probe_console.why_command import why
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import CLIENT_ID
@@ -87,13 +90,13 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("auth_failure", {"server": client(HOSTILE)}),
         ("normal", {"server": client("kafka-probe-agent")}),
     )
-    before, hour = at() - timedelta(minutes=9), timedelta(hours=1)
+    times, hour = {"ts": at() - timedelta(minutes=9), "judged_ts": at()}, timedelta(hours=1)
     reset = {"cause": "middlebox_reset", "evidence": RESET, "idle_us": 33_000_000, "flow_id": "f1"}
     ends = {"ends": "both", "client": {**CLIENT, "opened_ts": at() - timedelta(minutes=1)}, "server": SERVER}
     verdicts = [
         {"ts": at(), "judged_ts": at() + timedelta(seconds=5), **reset, **ends},
         *(
-            {"ts": before, "judged_ts": at(), "cause": cause, "evidence": "e", "ends": "server only", **end}
+            {**times, "cause": cause, "evidence": "e", "ends": "server only", "by": "server", **end}
             for cause, end in others
         ),
     ]
@@ -131,9 +134,9 @@ def test_what_to_change_has_the_numbers_of_its_silence(tables: Path) -> None:
 
 def test_a_storm_is_that_of_its_time_cause_and_silence_or_of_its_broker(tables: Path) -> None:
     (found,) = rows(tables, "--client", "billing-1")
-    assert re.fullmatch(r"one of 30 disconnects since \S+ \S+, until \S+ \S+, storm 5707", found["storm"])
+    assert re.fullmatch(r"30 such disconnects since \S+ \S+, until \S+ \S+: storm 5707", found["storm"])
     (restarted,) = rows(tables, "--client", "orders")
-    assert re.fullmatch(r"one of 20 disconnects since \S+ \S+, which is active, storm b", restarted["storm"])
+    assert re.fullmatch(r"20 such disconnects since \S+ \S+, not over yet: storm b", restarted["storm"])
     (refused,) = rows(tables, "--filter", "cause = auth_failure")
     assert refused["storm"] is None
 
@@ -148,13 +151,13 @@ def test_an_address_is_that_of_either_end_on_either_side_of_nat(tables: Path, ad
 
 def test_the_text_has_a_heading_and_a_line_per_value(tables: Path) -> None:
     lines = asked(tables, "--at", of_day()).stdout.splitlines()
-    assert lines[0] == f"{at().astimezone():%Y-%m-%d %H:%M:%S}  middlebox_reset  billing-1  {RESET}"
-    assert lines[1].startswith("  change          Make the clients close or probe idle connections earlier: ")
-    assert lines[2].startswith("  storm           one of 30 disconnects")
+    assert lines[0] == f"{at().astimezone():%Y-%m-%d %H:%M:%S %Z}  middlebox_reset  billing-1"
+    assert lines[1].startswith("  change           Make the clients close or probe idle connections earlier: ")
+    assert lines[2].startswith("  storm            30 such disconnects since ")
     assert lines[3:6] == [
-        "  idle_s          33.0",
-        "  process         python[412]",
-        "  workload        billing-7f",
+        f"  evidence         {RESET}",
+        "  idle_s           33.0",
+        "  process          python[412]",
     ]
     assert not [line for line in lines if line.split()[0] in ("group", "last_frames")]
 
@@ -198,6 +201,70 @@ def test_last_frames_are_those_of_the_clients_end(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
     *_, last = asked(tmp_path).stdout.splitlines()
     assert "response after " in last
+
+
+def test_last_frames_are_of_the_ends_that_the_verdict_names(tmp_path: Path) -> None:
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1, rx_base=7, tx_base=1))
+    fed.see(request(ApiKey.METADATA, 12, 1, correlation_id=5, ts_ns=10 * SECOND_NS))
+    fed.report()
+    write_tables(tmp_path, fed.events(), fed.archive_sink.events)
+    (opening,) = (event for event in fed.events() if event["kind"] == "open")
+    end = {**SERVER, "agent_id": opening["agent_id"], "conn_id": opening["conn_id"]}
+    reset = {"ts": at(), "judged_ts": at(), "cause": "unknown", "evidence": "e", "flow_id": opening["flow_id"]}
+    other = {**CLIENT, "agent_id": "other"}
+    write_rows(tmp_path, "verdicts", [{**reset, "client": other, "server": end}, {**reset, "client": other}])
+    assert sorted(len(row["last_frames"]) for row in rows(tmp_path)) == [0, 2]
+
+
+def test_details_that_cannot_be_read_hide_no_disconnect(tmp_path: Path) -> None:
+    write_rows(tmp_path, "verdicts", [{"ts": at(), "judged_ts": at(), "cause": "normal", "evidence": "e"}])
+    log = tmp_path / "storms" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("{")
+    result = asked(tmp_path, "--json")
+    assert json.loads(result.stdout)["cause"] == "normal"
+    assert "Some facts are left out. The table" in result.stderr
+
+
+def test_a_name_is_never_more_than_part_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = "x" + " " * 150 + "change           Run this"
+    wide = "\u4e2d" * 100
+    verdict = {"ts": at(), "judged_ts": at(), "cause": "normal", "evidence": f"{forged} {wide}"}
+    write_rows(tmp_path, "verdicts", [{**verdict, "server": client(forged)}])
+    monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
+    lines = asked(tmp_path).stdout.splitlines()
+    assert max(map(cell_len, lines)) <= 60
+    assert [line for line in lines if line.startswith("  change")] == [line for line in lines if "Nothing: the" in line]
+
+
+def test_a_cause_of_a_newer_release_has_no_advice_and_a_short_silence_no_limit(tmp_path: Path) -> None:
+    times = {"ts": at(), "judged_ts": at(), "evidence": "e"}
+    causes = ({"cause": "of a newer release"}, {"cause": "middlebox_reset", "idle_us": 300})
+    write_rows(tmp_path, "verdicts", [{**times, **cause} for cause in causes])
+    changes = {row["cause"]: row["change"] for row in rows(tmp_path)}
+    assert changes["of a newer release"] is None
+    assert "max.idle" not in changes["middlebox_reset"]
+
+
+def test_addresses_beyond_nat_are_those_of_the_first_open(tmp_path: Path) -> None:
+    nat = {"agent_id": "a", "conn_id": "1", "nat": {"local": "192.0.2.77:5000", "peer": "10.0.0.1:9092"}}
+    write_rows(tmp_path, "opens", [{**nat, "ts": at() - timedelta(days=3)}])
+    write_rows(tmp_path, "verdicts", [{"ts": at(), "judged_ts": at(), "cause": "normal", "client": CLIENT}])
+    (found,) = rows(tmp_path, "--address", "192.0.2.77")
+    assert (found["seen_as"], found["broker"]) == ("192.0.2.77:5000", "10.0.0.1:9092")
+
+
+def test_a_time_of_day_is_the_last_one_also_when_clocks_are_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        after = datetime(2026, 10, 25, 2, 30, tzinfo=UTC)  # 03:30 there; 02:30 was at 00:30 and 01:30 UTC
+        assert moment("02:30", after) == datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
+        assert moment("03:31", after) == datetime(2026, 10, 24, 1, 31, tzinfo=UTC)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_nothing_at_a_time_names_the_nearest_that_matches(tables: Path) -> None:
