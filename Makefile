@@ -32,7 +32,7 @@ test: setup-tests ## run lint and all test_*.py, in two halves side by side (25 
 	wait $$beside; beside=$$?; \
 	if [ $$beside = 0 ]; then tail -n 1 build/beside.log; else cat build/beside.log; fi; exit $$((host | beside))
 
-test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, modern clients, memory limit, stops and failures of the job (15 minutes)
+test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, modern clients, memory limit, warm starts, spool, stops and failures of the job (25 minutes)
 	$(BIN)/python -m pytest tests/{e2e,pipeline}/check_*.py
 
 test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1" BACKENDS="kprobe": only these)

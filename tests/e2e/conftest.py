@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -20,3 +22,14 @@ def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LAB_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
         yield
+
+
+@pytest.fixture
+def clients_end() -> Iterator[None]:
+    """Wait for the threads of clients: one that lives on would log into the next test. Collect their sockets."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive(), f"{thread.name} outlives its test"
+    gc.collect()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import signal
 import subprocess
-import sys
-import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,7 +28,7 @@ from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.builders.events import incompressible, numbered
 from tests.lab.broker import Broker
 from tests.lab.numbered_events import config, read_all
-from tests.lab.processes import free_port, start, wait_until
+from tests.lab.processes import free_port, wait_until
 from tests.lab.topics import create_topics
 
 if TYPE_CHECKING:
@@ -40,18 +36,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # kafka-python leaves the sockets of refused connections to the garbage collector.
-pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")]
-
-
-@pytest.fixture(autouse=True)
-def _threads_and_sockets_end_here() -> Iterator[None]:
-    """Wait for the threads of clients: one that lives on would log into the next test. Collect their sockets."""
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(30)
-        assert not thread.is_alive(), f"{thread.name} outlives its test"
-    gc.collect()
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning"),
+    pytest.mark.usefixtures("clients_end"),
+]
 
 
 def total(sink: KafkaSink) -> int:
@@ -186,69 +175,6 @@ def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_k
     assert arrived == list(range(len(arrived)))
     assert sink.losses()["sink_buffer_full"] == 100 - len(arrived)
     assert total(sink) == 100
-
-
-KILLED = """
-import signal, sys
-from kafka_probe.config import load
-from kafka_probe.sinks.kafka import KafkaSink
-from tests.builders.events import numbered
-from tests.lab.processes import wait_until
-bootstrap, spool = sys.argv[1:]
-settings = {"topic": "spooled", "spool_dir": spool, "sink_buffer_bytes": "200000", "node": "test"}
-sink = KafkaSink(load({"bootstrap_servers": bootstrap, **settings}))
-for seq in range(100):
-    sink.send([numbered(seq, 10_000, "killed")])
-    wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "space in memory", every_s=0.01)
-wait_until(lambda: sink.counters()["sink_waiting_bytes"] == 0, "the disk to have it all")
-print(sink.losses()["sink_buffer_full"], flush=True)
-signal.pause()
-"""
-
-
-def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
-    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "kafka_probe")
-    spool, output = tmp_path / "spool", tmp_path / "output"
-    broker.stop()
-    command = [sys.executable, "-c", KILLED, broker.bootstrap, str(spool)]
-    killed = start(command, log=tmp_path / "log", stdout=output, env={"PYTHONPATH": ":".join(sys.path)})
-    wait_until(lambda: output.exists() and output.read_text() == "0\n", "all events of the first agent on disk")
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-
-    sink = KafkaSink(config(broker, "spooled", spool_dir=spool, sink_buffer_bytes=200_000))
-    for seq in range(100):
-        sink.send([numbered(seq, padding=10_000, agent="next")])
-        wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "space in memory", every_s=0.01)
-    broker.start()
-    sink.close(60)
-
-    assert read_all(broker.bootstrap, "spooled", "killed") == list(range(100))
-    assert read_all(broker.bootstrap, "spooled", "next") == list(range(100))
-    assert sink.counters()["sink_spooled_bytes"] == 0
-    assert set(sink.losses().values()) == {0}
-    assert "Sending 100 events from" in caplog.text
-    assert list(spool.iterdir()) == []
-
-
-def test_what_is_on_its_way_when_the_agent_ends_waits_for_the_next_one(broker: Broker, tmp_path: Path) -> None:
-    settings = config(broker, "on-its-way", spool_dir=tmp_path / "spool")
-    sink = KafkaSink(settings)
-    sink.send([numbered(0)])
-    wait_until(lambda: sink.counters()["sink_events"] == 1, "the first one to arrive")
-    broker.stop()
-    sink.send([numbered(1)])
-    wait_until(lambda: sink.trouble() is not None, "the second one to be missed")
-    sink.close(0.1)
-    assert set(sink.losses().values()) == {0}
-
-    broker.start()
-    following = KafkaSink(settings)
-    following.send([numbered(2)])
-    following.close(60)
-    assert read_all(broker.bootstrap, "on-its-way") == [0, 1, 2]
 
 
 def test_brokers_that_never_answer_cost_the_deadline_and_count_everything(monkeypatch: pytest.MonkeyPatch) -> None:
