@@ -75,7 +75,18 @@ _AGENTS = pa.schema(
         *((name, _LONG) for name in ("seq", "connections", "cpu_us", "rss_bytes")),
     ]
 )
+_TRAFFIC = pa.schema(
+    [
+        *(("date", pa.date32()), ("window_start", _TIME), ("window_end", _TIME)),
+        *((name, _TEXT) for name in ("node", "side", "comm", "container_name", "pod", "client_id", "api", "group")),
+        *((name, _TEXT) for name in ("level", "topic", "topic_id")),
+        *((name, _LONG) for name in ("requests", "records", "record_bytes", "uncounted_bytes", "refused_records")),
+        ("errors", pa.map_(_TEXT, _LONG)),
+    ]
+)
+_TOPIC_NAMES = pa.schema([("date", pa.date32()), ("ts", _TIME), ("topic_id", _TEXT), ("topic", _TEXT)])
 _ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS, "opens": _OPENS, "closes": _CLOSES}
+_ANSWERED |= {"traffic": _TRAFFIC, "topic_names": _TOPIC_NAMES}
 
 
 def write_tables(
@@ -91,7 +102,8 @@ def write_tables(
 
 def write_rows(directory: Path, name: str, rows: Sequence[Event]) -> None:
     """Write a table with such rows. Columns that they lack are null; `date` is that of the time."""
-    dated = [{"date": (row.get("received_ts") or row["ts"]).date(), **row} for row in rows]
+    times = ("received_ts", "window_start", "ts")
+    dated = [{"date": next(row[time] for time in times if row.get(time)).date(), **row} for row in rows]
     _write(directory / name, dated, _ANSWERED[name])
 
 

@@ -1,0 +1,145 @@
+"""The commands `topic` and `topics`: what clients wrote and read, of which each counts once."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from kafka_probe.errors import KafkaProbeError
+from kafka_probe_console.topic_command import topic
+from kafka_probe_console.topics_command import topics
+from tests.builders.tables import write_rows
+
+ROOT = Path(__file__).parents[3]
+MOST = 2**63 - 1
+
+
+@cache
+def now() -> datetime:
+    """Return the time of the first test, which may be long after the import."""
+    return datetime.now(UTC)
+
+
+def traffic(
+    side: str, client: str, api: str, requests: int, name: str | None = "orders", **of: object
+) -> dict[str, Any]:
+    """Return a row of traffic of ten minutes ago, with ten records per request unless they are unread."""
+    window = {"window_start": now() - timedelta(minutes=11), "window_end": now() - timedelta(minutes=10)}
+    is_unread = side == "server" and api == "Fetch"
+    sums = {"requests": requests, "record_bytes": 1000 * requests, "uncounted_bytes": 1000 * requests * is_unread}
+    ends = {"client": {"node": "node-1", "comm": "python"}, "server": {"node": "broker-1", "comm": "java"}}
+    records = {"records": 0 if is_unread else 10 * requests, "topic": name, "level": "topic"}
+    return {**window, "side": side, "client_id": client, "api": api, **ends[side], **sums, **records, **of}
+
+
+def asked(command: click.Command, tables: Path, *flags: str) -> Result:
+    result = CliRunner().invoke(command, ["--tables", str(tables), *flags])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def rows(command: click.Command, tables: Path, *flags: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in asked(command, tables, "--json", *flags).stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return tables of readers and of writers that are watched at both ends, at one end, and in part."""
+    path = tmp_path_factory.mktemp("tables")
+    group = {"group": "billing", "pod": "billing-7f"}
+    write_rows(
+        path,
+        "traffic",
+        [
+            traffic("client", "both", "Produce", 100),
+            traffic("server", "both", "Produce", 103),  # the broker's report comes a second later
+            traffic("server", "broker only", "Produce", 40, refused_records=7, errors={"7": 3, "22": 1}),
+            traffic("client", "client only", "Produce", 20),
+            traffic("client", "in part", "Produce", 10),
+            traffic("client", "in part", "Produce", 10, comm="java"),
+            traffic("server", "in part", "Produce", 50),
+            traffic("client", "reader", "Fetch", 30, None, topic_id="01", **group),
+            traffic("server", "reader", "Fetch", 30, None, topic_id="01"),
+            traffic("server", "replica", "Fetch", 5),
+            traffic("client", "writer", "Produce", 1, "never read"),
+            traffic("client", "kafka-probe-agent", "Produce", 9, "kafka-probe.events"),
+            traffic("client", "both", "Metadata", 1000),
+            traffic("client", "both", "Produce", 1000, None, level="api"),
+        ],
+    )
+    write_rows(path, "topic_names", [{"ts": now(), "topic_id": "01", "topic": "orders"}])
+    return path
+
+
+def test_each_client_counts_once_by_its_own_ends_and_what_only_brokers_saw_is_a_row_of_its_own(tables: Path) -> None:
+    found = rows(topic, tables, "orders", "--filter", "use = writes")
+    assert [(row["client"], row["workload"], row["watched"], row["requests"]) for row in found] == [
+        ("both", "python", "client", 100),
+        ("broker only", None, "broker", 40),
+        ("in part", None, "broker", 30),
+        ("client only", "python", "client", 20),
+        ("in part", "java", "client", 10),
+        ("in part", "python", "client", 10),
+    ]
+    (refused,) = rows(topic, tables, "orders", "--filter", "refused_records > 0")
+    assert (refused["client"], refused["refused_records"], refused["errors"]) == ("broker only", 7, 4)
+
+
+def test_readers_have_their_group_and_records_that_a_broker_sent_unread_are_unknown(tables: Path) -> None:
+    reader, replica = rows(topic, tables, "orders", "--filter", "use = reads")
+    assert (reader["client"], reader["group"], reader["workload"]) == ("reader", "billing", "billing-7f")
+    assert (reader["records"], reader["bytes"]) == (300, 30_000)
+    assert (replica["client"], replica["records"], replica["bytes"]) == ("replica", None, 5000)
+
+
+def test_topics_have_the_sums_of_both_uses(tables: Path) -> None:
+    orders, never_read = rows(topics, tables)
+    assert (orders["topic"], orders["writers"], orders["readers"], orders["groups"]) == ("orders", 4, 2, 1)
+    assert (orders["written_records"], orders["written_bytes"]) == (2100, 210_000)
+    assert (orders["read_records"], orders["read_bytes"], orders["errors"]) == (None, 35_000, 4)
+    assert (never_read["topic"], never_read["readers"], never_read["read_bytes"]) == ("never read", 0, None)
+    assert rows(topics, tables, "--filter", "readers = 0") == [never_read]
+    assert len(rows(topics, tables, "--internal")) == 3
+
+
+def test_a_sum_that_overflowed_is_unknown(tmp_path: Path) -> None:
+    write_rows(
+        tmp_path,
+        "traffic",
+        [
+            traffic("client", str(n), "Produce", 1, record_bytes=MOST - 1, errors={"7": MOST, "8": MOST})
+            for n in range(3)
+        ],
+    )
+    (found,) = rows(topics, tmp_path)
+    assert (found["written_bytes"], found["written_records"], found["errors"]) == (None, 30, None)
+    assert [row["bytes"] for row in rows(topic, tmp_path, "orders")] == [MOST - 1] * 3
+
+
+def test_a_topic_that_nobody_used_is_an_error_with_what_there_is(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(KafkaProbeError, match=r"No use of a topic matches\. The tables have 4, from "):
+        rows(topic, tables, "nothing")
+    with pytest.raises(KafkaProbeError, match=r"The nearest that matches was at "):
+        rows(topic, tables, "orders", "--since", "5m")
+    with pytest.raises(KafkaProbeError, match="There is no table traffic in"):
+        rows(topics, tmp_path)
+
+
+def test_documented_commands_find_topics(tables: Path) -> None:
+    documents = "README.md", "docs/guide/answers.md"
+    written = "\n".join((ROOT / document).read_text() for document in documents)
+    for name, command in (("topic", topic), ("topics", topics)):
+        found = re.findall(rf"\.venv/bin/kafka-probe {name} --tables kafka-probe-output([^`\n]*)", written)
+        assert found
+        for flags in found:
+            assert asked(command, tables, *shlex.split(flags)).exit_code == 0
