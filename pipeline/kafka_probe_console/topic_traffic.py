@@ -22,7 +22,8 @@ KNOWN_TRAFFIC = (
     "SELECT count(DISTINCT coalesce(topic, topic_id)), epoch_us(min(window_start)), epoch_us(max(window_end)) "
     "FROM traffic WHERE level = 'topic'"
 )
-_MORE = 1.1
+MORE = "1.1::DOUBLE"
+"""The brokers' ends count where they have so many times as many requests of a client id as its own ends."""
 _OVERFLOWED = 2**63 - 1
 
 
@@ -76,7 +77,7 @@ def topic_traffic(tables: OpenTables, period: Period, *, internal: bool) -> tupl
             FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
                 ON of_broker.topic IS NOT DISTINCT FROM own.topic AND of_broker.use = own.use
                 AND of_broker.client IS NOT DISTINCT FROM own.client
-            WHERE own.requests IS NULL OR of_broker.requests > own.requests * {_MORE}
+            WHERE own.requests IS NULL OR of_broker.requests > own.requests * {MORE}
         )
         SELECT {key}, "group", workload, node, watched, {shown}, first, last FROM every
     """

@@ -79,9 +79,10 @@ _TRAFFIC = pa.schema(
     [
         *(("date", pa.date32()), ("window_start", _TIME), ("window_end", _TIME)),
         *((name, _TEXT) for name in ("node", "side", "comm", "container_name", "pod", "client_id", "api", "group")),
-        *((name, _TEXT) for name in ("level", "topic", "topic_id")),
-        *((name, _LONG) for name in ("requests", "records", "record_bytes", "uncounted_bytes", "refused_records")),
-        ("errors", pa.map_(_TEXT, _LONG)),
+        *((name, _TEXT) for name in ("level", "topic", "topic_id", "software_name", "software_version", "opaque")),
+        *((name, _LONG) for name in ("records", "record_bytes", "uncounted_bytes", "refused_records", "api_version")),
+        *(*_SUMS, ("throttle_ms", _LONG)),
+        *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency")),
     ]
 )
 _TOPIC_NAMES = pa.schema([("date", pa.date32()), ("ts", _TIME), ("topic_id", _TEXT), ("topic", _TEXT)])

@@ -294,7 +294,10 @@ def test_documented_commands_find_rows(tables: Tables) -> None:
 
 def test_the_commands_are_those_of_the_agent() -> None:
     names = CliRunner().invoke(commands, ["--help"]).output
-    assert all(f"\n  {name} " in names for name in ("agents", "disconnects", "storms", "topic", "topics", "who", "why"))
+    assert all(
+        f"\n  {name} " in names
+        for name in ("agents", "clients", "disconnects", "storms", "topic", "topics", "who", "why")
+    )
 
 
 def test_without_a_terminal_there_is_no_width(tmp_path: Path) -> None:

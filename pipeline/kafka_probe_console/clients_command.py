@@ -1,0 +1,113 @@
+"""The command `kafka-probe clients`: requests of each client by API, with their latency, errors and throttling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kafka_probe.protocol.error_codes import ERROR_NAMES
+from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.columns import columns
+from kafka_probe_console.ends import OWNER, not_internal
+from kafka_probe_console.period import Period
+from kafka_probe_console.topic_traffic import MORE, bounded
+from kafka_probe_console.views import AnswerView, within
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
+
+_SUMS = ("requests", "request_bytes", "response_bytes", "throttle_ms")
+_PERCENTILES = {"p50_ms": 0.5, "p99_ms": 0.99}
+_COUNTS = ("requests", "requests_per_s", "errors", *_PERCENTILES, "throttle_ms", "request_bytes", "response_bytes")
+_MIDDLE_MS = "2000 * pow(2, (bucket + 1) / 8.0) / (pow(2, 1 / 8.0) + 1)"  # as in `events.bucket_middle_us`
+_ERROR_NAMES = ", ".join(f"('{code}', '{name}')" for code, name in ERROR_NAMES.items())
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kafka-probe clients --tables kafka-probe-output --since 1h --sort p99_ms
+  kafka-probe clients --tables kafka-probe-output --filter 'errors > 0 or throttle_ms > 0'
+"""
+)
+@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
+@prints_view
+def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
+    """Print how many requests each client sends, how long they take, and their errors and throttling, by API.
+
+    Latencies are those at the end of which the sums are: at the client's they include the network.
+    """
+    tables.require("traffic")
+    where, values = within("window_start", period)
+    workload = f"coalesce({', '.join(name for name in OWNER if name != 'unit')})"
+    percentiles = ", ".join(
+        f"min({_MIDDLE_MS}) FILTER (seen >= {share} * every) AS {name}" for name, share in _PERCENTILES.items()
+    )
+    sql = f"""
+        WITH uses AS (
+            SELECT client_id AS client, coalesce(api, opaque) AS api, side, node, {workload} AS workload, api_version,
+                nullif(concat_ws(' ', software_name, software_version), '') AS library, window_start, window_end,
+                {", ".join(_SUMS)}, errors, latency
+            FROM traffic WHERE {where} AND level = 'api' AND {"true" if internal else not_internal("client_id")}
+        ),
+        of_sides AS (
+            SELECT client, api, side, if(side = 'client', mode(workload), NULL) AS workload, mode(library) AS library,
+                if(side = 'client', mode(node), NULL) AS node, min(api_version) AS lowest, max(api_version) AS highest,
+                {", ".join(f"sum({name}) AS {name}" for name in _SUMS)}, min(window_start) AS first,
+                max(window_end) AS last
+            FROM uses GROUP BY client, api, side
+        ),
+        of_ends AS (
+            FROM of_sides QUALIFY row_number() OVER (
+                PARTITION BY client, api ORDER BY requests * if(side = 'client', {MORE}, 1) DESC NULLS LAST, side
+            ) = 1
+        ),
+        chosen AS (
+            SELECT uses.* FROM uses JOIN of_ends ON uses.client IS NOT DISTINCT FROM of_ends.client
+                AND uses.api IS NOT DISTINCT FROM of_ends.api AND uses.side IS NOT DISTINCT FROM of_ends.side
+        ),
+        of_errors AS (
+            SELECT client, api, sum(count) AS errors, string_agg(name || ' ' || count, ', ' ORDER BY count DESC, name)
+                AS error_names
+            FROM (
+                SELECT client, api, coalesce(name, error.key) AS name, sum(error.value) AS count
+                FROM (SELECT client, api, unnest(map_entries(errors)) AS error FROM chosen)
+                LEFT JOIN (VALUES {_ERROR_NAMES}) names(code, name) ON code = error.key GROUP BY ALL
+            ) GROUP BY client, api
+        ),
+        of_latencies AS (
+            SELECT client, api, {percentiles} FROM (
+                SELECT client, api, bucket, sum(count) OVER (PARTITION BY client, api ORDER BY bucket) AS seen,
+                    sum(count) OVER (PARTITION BY client, api) AS every
+                FROM (
+                    SELECT client, api, TRY_CAST(entry.key AS INTEGER) AS bucket, sum(entry.value) AS count
+                    FROM (SELECT client, api, unnest(map_entries(latency)) AS entry FROM chosen) GROUP BY ALL
+                ) WHERE bucket BETWEEN -300 AND 300
+            ) GROUP BY client, api
+        )
+        SELECT of_ends.client, of_ends.api, workload, library, node, if(side = 'client', 'client', 'broker') AS watched,
+            {", ".join(f"{bounded(f'of_ends.{name}')} AS {name}" for name in _SUMS)},
+            of_ends.requests / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
+            {bounded("coalesce(errors, 0)")} AS errors, error_names, {", ".join(_PERCENTILES)},
+            if(lowest = highest, lowest::VARCHAR, lowest || '-' || highest) AS versions, first, last
+        FROM of_ends
+        LEFT JOIN of_errors ON of_ends.client IS NOT DISTINCT FROM of_errors.client
+            AND of_ends.api IS NOT DISTINCT FROM of_errors.api
+        LEFT JOIN of_latencies ON of_ends.client IS NOT DISTINCT FROM of_latencies.client
+            AND of_ends.api IS NOT DISTINCT FROM of_latencies.api
+    """
+    return AnswerView(
+        sql=sql,
+        values=values,
+        columns=columns(
+            *("client", "api", *_COUNTS, "workload", "error_names", "library", "versions", "node", "watched"),
+            *("last", "first"),
+            numbers=_COUNTS,
+            times={"last", "first"},
+        ),
+        sort="requests",
+        time="last",
+        subject="client",
+        known="SELECT count(DISTINCT client_id), epoch_us(min(window_start)), epoch_us(max(window_end)) FROM traffic",
+    )
