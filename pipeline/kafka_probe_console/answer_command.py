@@ -78,7 +78,7 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
             found = query(view, wanted).answer(tables)
             if not found.rows:
                 nearest = nearest_us(view_of(tables, Period(), **own), wanted, when, tables)
-                raise NothingFoundError(_nothing(tables, view, nearest))
+                raise NothingFoundError(" ".join(filter(None, (_nothing(tables, view, nearest), view.note))))
             details = None if columns or as_csv else _details(tables, view, found)
             newest = _newest(tables)
             waiting.end()

@@ -9,7 +9,7 @@ import click
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import OWNER, not_internal
+from kafka_probe_console.ends import not_internal, workload_of_traffic
 from kafka_probe_console.period import Period
 from kafka_probe_console.topic_traffic import MORE, bounded
 from kafka_probe_console.views import AnswerView, within
@@ -40,14 +40,15 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
     """
     tables.require("traffic")
     where, values = within("window_start", period)
-    workload = f"coalesce({', '.join(name for name in OWNER if name != 'unit')})"
     percentiles = ", ".join(
         f"min({_MIDDLE_MS}) FILTER (seen >= {share} * every) AS {name}" for name, share in _PERCENTILES.items()
     )
     sql = f"""
         WITH uses AS (
-            SELECT client_id AS client, coalesce(api, opaque) AS api, side, node, {workload} AS workload, api_version,
-                nullif(concat_ws(' ', software_name, software_version), '') AS library, window_start, window_end,
+            SELECT client_id AS client, coalesce(api, opaque) AS api, side, node,
+                {workload_of_traffic(tables)} AS workload, api_version,
+                nullif(concat_ws(' ', software_name, software_version), '') AS library, window_start,
+                least(window_end, now()) AS window_end,
                 {", ".join(_SUMS)}, errors, latency
             FROM traffic WHERE {where} AND level = 'api' AND {"true" if internal else not_internal("client_id")}
         ),

@@ -39,6 +39,12 @@ def workload_of(tables: OpenTables, table: str, *end: str) -> str:
     return f"coalesce({', '.join(known)}, NULL)"
 
 
+def workload_of_traffic(tables: OpenTables) -> str:
+    """Return the name of the workload of a row of `traffic`, which has fewer names."""
+    names = tables.columns("traffic")
+    return f"coalesce({', '.join(name for name in OWNER if name in names)}, NULL)"
+
+
 def process_of(*end: str) -> str:
     """Return the process of an end as in evidence, such as `java[412]`; null if that was not watched."""
     workload = ".".join((*end, "workload"))

@@ -253,10 +253,13 @@ def last_frames(
     frame, newest = "f.tcp_seq, f.flags & 1", "f.monotonic_ns DESC, f.flags & 1 DESC, f.tcp_seq DESC"
     chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {newest} LIMIT ?"
     ask = f"""
-        SELECT {_COLUMNS} FROM frames f WHERE {where} AND f.part < {_SAMPLES_OF_LAST} AND ({frame}) IN ({chosen})
-        ORDER BY f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part
+        SELECT {_COLUMNS} FROM (
+            SELECT * FROM frames f WHERE {where} AND f.part < {_SAMPLES_OF_LAST} AND ({frame}) IN ({chosen})
+            ORDER BY {newest}, f.part LIMIT ?
+        ) f ORDER BY f.monotonic_ns, f.flags & 1, f.tcp_seq, f.part
     """
-    return [*joined(map(_sample, tables.rows(ask, [*values, *values, limit])))]
+    most = limit * _SAMPLES_OF_LAST
+    return [*joined(map(_sample, tables.rows(ask, [*values, *values, limit, most])))][-limit:]
 
 
 def _sample(row: Row) -> CopiedSample:

@@ -67,6 +67,10 @@ class OpenTables:
                 "`kafka-probe-pipeline run`."
             )
 
+    def columns(self, name: str) -> set[str]:
+        """Return the names of a table's columns: earlier releases may have written fewer."""
+        return {*self._data[name].schema.names}
+
     def fields(self, name: str, column: str, *inner: str) -> set[str]:
         """Return the names in a column of structs, or in one inside: earlier releases may have written fewer."""
         kind = self._data[name].schema.field(column).type

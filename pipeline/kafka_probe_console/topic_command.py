@@ -24,14 +24,13 @@ Examples:
 """
 )
 @click.argument("name")
-@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
 @prints_view
-def topic(tables: OpenTables, period: Period, name: str, *, internal: bool) -> AnswerView:
+def topic(tables: OpenTables, period: Period, name: str) -> AnswerView:
     """Print who writes to the topic NAME and who reads it, over all nodes.
 
     NAME is a topic, with * and ? as in shells, or the id of a topic whose name is not known.
     """
-    sql, values = topic_traffic(tables, period, internal=internal)
+    sql, values = topic_traffic(tables, period)
     return AnswerView(
         sql=f"SELECT * FROM ({sql}) WHERE topic GLOB ?",
         values=(*values, name),

@@ -1,15 +1,15 @@
 """The SQL of what clients wrote to topics and read from them; each counts once although two ends report it.
 
-A client counts by its own ends. If the brokers' ends have more requests of a client id than its own ends, by a tenth or
-more, some of its connections are watched at the broker only: the difference is a row of its own. Smaller differences
-are the seconds between the reports of both ends.
+A client counts by its own ends. If the brokers' ends have more requests of a client id and group than its own ends, by
+a tenth and some more, some of its connections are watched at the broker only: the difference is a row of its own.
+Smaller differences are the seconds between the reports of both ends.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_probe_console.ends import OWNER, not_internal
+from kafka_probe_console.ends import workload_of_traffic
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import within
 
@@ -17,22 +17,24 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
 SUMS = ("requests", "records", "bytes", "refused_records", "errors")
-"""Columns that add up; null if a sum overflowed, or, of `records`, if the broker sent them unread by sendfile."""
+"""Columns that add up, without what was refused; null if a sum overflowed, or, of `records`, if some were not read."""
 KNOWN_TRAFFIC = (
-    "SELECT count(DISTINCT coalesce(topic, topic_id)), epoch_us(min(window_start)), epoch_us(max(window_end)) "
+    "SELECT count(DISTINCT coalesce(topic, topic_id)), epoch_us(min(window_start)), "
+    "epoch_us(least(max(window_end), now())) "
     "FROM traffic WHERE level = 'topic'"
 )
 MORE = "1.1::DOUBLE"
 """The brokers' ends count where they have so many times as many requests of a client id as its own ends."""
+_FEW = 10
 _OVERFLOWED = 2**63 - 1
 
 
 def bounded(total: str) -> str:
     """Return a sum as an integer of 64 bits; null if it is one that overflowed, see `kafka_probe_pipeline.sums`."""
-    return f"nullif(least({total}, {_OVERFLOWED}), {_OVERFLOWED})::BIGINT"
+    return f"nullif(greatest(least({total}, {_OVERFLOWED}), -{_OVERFLOWED}), {_OVERFLOWED})::BIGINT"
 
 
-def topic_traffic(tables: OpenTables, period: Period, *, internal: bool) -> tuple[str, tuple[object, ...]]:
+def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
     """Return a relation with its values: topic, use, client, group, workload, node, watched, SUMS, first and last.
 
     use: writes or reads; watched: the side whose ends the sums are of; workload, node: null at the broker's.
@@ -42,43 +44,46 @@ def topic_traffic(tables: OpenTables, period: Period, *, internal: bool) -> tupl
     names = "(SELECT topic_id, any_value(topic) AS name FROM topic_names GROUP BY topic_id)"
     if not tables.add("topic_names"):
         names = "(SELECT NULL::VARCHAR AS topic_id, NULL::VARCHAR AS name WHERE false)"
-    key = "topic, use, client"
-    total = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+    key = 'topic, use, client, "group"'
+    total = ", ".join(f"sum({name}) AS {name}" for name in (*SUMS, "unread"))
     more = "of_broker.{0} - least(coalesce(own.{0}, 0), of_broker.{0})"  # null stays null
     rest = ", ".join(f"{more.format(name)} AS {name}" for name in SUMS)
     shown = ", ".join(f"{bounded(name)} AS {name}" for name in SUMS)
     sql = f"""
         WITH uses AS (
             SELECT coalesce(topic, name, topic_id) AS topic, if(api = 'Produce', 'writes', 'reads') AS use,
-                client_id AS client, "group", side, window_start, window_end, requests,
-                if(coalesce(uncounted_bytes, 0) > 0, NULL, records) AS records, record_bytes AS bytes, refused_records,
+                client_id AS client, "group", side, window_start, least(window_end, now()) AS window_end, requests,
+                records - coalesce(refused_records, 0) AS records, record_bytes - coalesce(refused_bytes, 0) AS bytes,
+                coalesce(uncounted_bytes, 0) AS unread, refused_records,
                 least(coalesce(list_sum(list_transform(map_values(errors), lambda one: one::DOUBLE)), 0), 9e18)::BIGINT
                     AS errors,
-                if(side = 'client', coalesce({", ".join(name for name in OWNER if name != "unit")}), NULL) AS workload,
+                if(side = 'client', {workload_of_traffic(tables)}, NULL) AS workload,
                 if(side = 'client', node, NULL) AS node
             FROM traffic LEFT JOIN {names} USING (topic_id)
             WHERE {where} AND level = 'topic' AND api IN ('Produce', 'Fetch', 'ShareFetch')
-                AND {"true" if internal else not_internal("client_id")}
         ),
         of_ends AS (
-            SELECT {key}, "group", side, workload, node, {total}, min(window_start) AS first, max(window_end) AS last
+            SELECT {key}, side, workload, node, {total}, min(window_start) AS first, max(window_end) AS last
             FROM uses GROUP BY ALL
         ),
         of_sides AS (
-            SELECT {key}, side, mode("group") AS "group", {total}, min(first) AS first, max(last) AS last
+            SELECT {key}, side, {total}, min(first) AS first, max(last) AS last
             FROM of_ends GROUP BY {key}, side
         ),
         every AS (
-            SELECT {key}, "group", workload, node, 'client' AS watched, {", ".join(SUMS)}, first, last
+            SELECT {key}, workload, node, 'client' AS watched, {", ".join(SUMS)}, unread, first, last
             FROM of_ends WHERE side = 'client'
             UNION ALL BY NAME
             SELECT of_broker.topic, of_broker.use, of_broker.client, of_broker."group", 'broker' AS watched, {rest},
-                of_broker.first, of_broker.last
+                of_broker.unread, of_broker.first, of_broker.last
             FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
                 ON of_broker.topic IS NOT DISTINCT FROM own.topic AND of_broker.use = own.use
                 AND of_broker.client IS NOT DISTINCT FROM own.client
-            WHERE own.requests IS NULL OR of_broker.requests > own.requests * {MORE}
+                AND of_broker."group" IS NOT DISTINCT FROM own."group"
+            WHERE own.requests IS NULL OR of_broker.requests > own.requests * {MORE} + {_FEW}
         )
-        SELECT {key}, "group", workload, node, watched, {shown}, first, last FROM every
+        SELECT * EXCLUDE (unread) REPLACE (if(unread > 0, NULL, records) AS records) FROM (
+            SELECT {key}, workload, node, watched, {shown}, unread, first, last FROM every
+        )
     """
     return sql, values

@@ -26,11 +26,10 @@ Examples:
   kafka-probe topics --tables kafka-probe-output --filter 'readers = 0' --sort written_bytes
 """
 )
-@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
 @prints_view
-def topics(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
+def topics(tables: OpenTables, period: Period) -> AnswerView:
     """Print each topic that was written to or read, by how many clients and how much."""
-    sql, values = topic_traffic(tables, period, internal=internal)
+    sql, values = topic_traffic(tables, period)
     sums = {f"{done}_bytes": f"sum(bytes) FILTER (use = '{use}')" for use, done in _USES}
     # Unknown if those of one client are.
     known = "if(count(*) FILTER ({0}) = count(records) FILTER ({0}), sum(records) FILTER ({0}), NULL)"
@@ -39,8 +38,10 @@ def topics(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
     numbers = ("writers", "readers", *sums, "groups")
     return AnswerView(
         sql=f"""
-            SELECT topic, count(DISTINCT client) FILTER (use = 'writes') AS writers,
-                count(DISTINCT client) FILTER (use = 'reads') AS readers, count(DISTINCT "group") AS groups,
+            SELECT topic, count(DISTINCT (client, workload)) FILTER (use = 'writes' AND bytes > 0) AS writers,
+                count(DISTINCT (client, workload)) FILTER (use = 'reads' AND (bytes > 0 OR errors < requests))
+                    AS readers,
+                count(DISTINCT "group") AS groups,
                 {", ".join(f"{bounded(total)} AS {name}" for name, total in sums.items())},
                 min(first) AS first, max(last) AS last
             FROM ({sql}) GROUP BY topic

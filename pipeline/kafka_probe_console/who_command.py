@@ -72,7 +72,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
             """
         )
         values += [*of_period, ids, flow_ids]
-    verdicts, of_verdicts = _verdicts(tables, _reported("closes", period))
+    verdicts, of_verdicts = _verdicts(tables, Period(_reported("closes", period).begin))
     since, bound = ("received >= ? OR state != 'closed'", [period.begin]) if period.begin else ("true", [])
     newest = ", ".join(f'arg_max("{column}", received_ts) AS "{column}"' for column in _NEWEST)
     newer = "CASE WHEN client.{0} IS NULL OR server.{0} IS NOT NULL AND server.seen > client.seen"
@@ -84,25 +84,34 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
                 max(least(ended, received_ts)) FILTER (ended IS NOT NULL) AS ended
             FROM ({" UNION ALL BY NAME ".join(reports)}) GROUP BY agent_id, conn_id
         ),
-        of_sides AS (
+        keyed AS (
             SELECT *, coalesce(flow_id, agent_id || '/' || conn_id) AS key,
-                requests / nullif(epoch(seen) - epoch(opened), 0) AS requests_per_s,
-                if(side = 'server', 'server', 'client') AS of, count(*) OVER (PARTITION BY key) AS ends
-            FROM ends QUALIFY row_number() OVER (
-                PARTITION BY key, of
-                ORDER BY agent_id || '/' || conn_id IN (SELECT unnest(?)) DESC, received DESC, agent_id, conn_id
+                if(side = 'server', 'server', 'client') AS of,
+                requests / nullif(epoch(seen) - epoch(opened), 0) AS requests_per_s
+            FROM ends
+        ),
+        of_sides AS (
+            SELECT *, count(*) OVER (PARTITION BY key) AS ends, EXISTS (
+                FROM keyed other WHERE other.key = keyed.key AND other.of != keyed.of
+                    AND (other.local = keyed.peer OR other.peer = keyed.local)
+            ) AS fits
+            FROM keyed QUALIFY row_number() OVER (
+                PARTITION BY key, of ORDER BY agent_id || '/' || conn_id IN (SELECT unnest(?)) DESC, fits DESC,
+                    received DESC, agent_id, conn_id
             ) = 1
         )
         SELECT * FROM (
-            SELECT coalesce(client.local, nat.local, server.peer) AS address,
-                coalesce(client.client_id, server.client_id) AS client, client.process AS process, CASE
+            SELECT CASE
                     WHEN client.ended IS NULL AND server.ended IS NULL THEN 'open'
                     WHEN client.key = server.key AND (client.ended IS NULL OR server.ended IS NULL) THEN 'half closed'
                     ELSE 'closed'
-                END AS state, verdict.cause AS cause, verdict.evidence AS evidence,
+                END AS state, coalesce(client.local, of_server.peer, of_client.local, server.peer) AS address,
+                client.process AS process, coalesce(client.client_id, server.client_id) AS client,
+                verdict.cause AS cause, verdict.evidence AS evidence,
                 client.workload AS workload, client.node AS node, coalesce(client.library, server.library) AS library,
-                coalesce(server.peer, nat.local) AS seen_as,
-                coalesce(server.local, nat.peer, client.peer) AS broker, client.peer AS broker_seen_as,
+                coalesce(server.peer, of_client.local) AS seen_as,
+                coalesce(server.local, of_client.peer, client.peer) AS broker,
+                coalesce(client.peer, of_server.local) AS broker_seen_as,
                 server.process AS broker_process, server.node AS broker_node,
                 coalesce(client."group", server."group") AS "group", coalesce(client.topics, server.topics) AS topics,
                 least(client.opened, server.opened) AS opened, greatest(client.seen, server.seen) AS last,
@@ -115,7 +124,10 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
                 coalesce(client.conn_id, server.conn_id) AS conn_id
             FROM (FROM of_sides WHERE of = 'client') client
             FULL JOIN (FROM of_sides WHERE of = 'server') server USING (key)
-            LEFT JOIN {nat_of(tables)} nat ON nat.agent_id = client.agent_id AND nat.conn_id = client.conn_id
+            LEFT JOIN {nat_of(tables)} of_client
+                ON of_client.agent_id = client.agent_id AND of_client.conn_id = client.conn_id
+            LEFT JOIN {nat_of(tables)} of_server
+                ON of_server.agent_id = server.agent_id AND of_server.conn_id = server.conn_id
             LEFT JOIN {verdicts} verdict USING (key)
         ) WHERE {since}
     """
@@ -123,7 +135,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
         sql=sql,
         values=(*values, ids, *of_verdicts, *bound),
         columns=columns(
-            *("address", "client", "process", "state", "cause", "evidence", "workload", "node", "library", "seen_as"),
+            *("state", "address", "process", "client", "cause", "evidence", "workload", "node", "library", "seen_as"),
             *("broker", "broker_seen_as", "broker_process", "broker_node", "group", "topics", "opened", "last"),
             *("requests", "requests_per_s", "request_bytes", "response_bytes", "ended", "ends", "flow_id", "agent_id"),
             "conn_id",
@@ -145,36 +157,43 @@ def _named(
     """Return the ends that a name stands for, as `agent_id/conn_id`, and the flow ids of their connections."""
     selects, values = [], list[object]()
     for table, (where, of_period) in read.items():
-        hit, of_hit = _hit(tables, table, name)
-        selects.append(f"SELECT agent_id, conn_id, flow_id, received_ts FROM {table} WHERE {where} AND ({hit})")
-        values += [*of_period, *of_hit]
-    test, of_test = address_is(name)
-    # NAT is in the first open only, which may be older.
-    beyond = f"SELECT agent_id, conn_id, NULL, NULL FROM {nat_of(tables)} WHERE " + " OR ".join(
-        test.format(column) for column in ("local", "peer")
-    )
+        exact, of_exact = _exact(tables, name)
+        pattern, of_pattern = _pattern(tables, table, name)
+        selects.append(
+            f"""
+            SELECT agent_id, conn_id, flow_id, received_ts, coalesce({exact}, false) AS exact FROM {table}
+            WHERE {where} AND (exact OR {pattern})
+            """
+        )
+        values += [*of_exact, *of_period, *of_pattern]
     ask = f"""
-        SELECT agent_id || '/' || conn_id, max(flow_id) FROM ({" UNION ALL ".join([*selects, beyond])})
+        SELECT agent_id || '/' || conn_id, max(flow_id) FROM ({" UNION ALL ".join(selects)})
         WHERE agent_id IS NOT NULL AND conn_id IS NOT NULL
-        GROUP BY agent_id, conn_id ORDER BY max(received_ts) DESC NULLS LAST, 1 LIMIT ?
+        GROUP BY agent_id, conn_id ORDER BY bool_or(exact) DESC, max(received_ts) DESC, 1 LIMIT ?
     """
-    found = [*tables.rows(ask, [*values, *of_test * 2, MOST_ENDS])]
+    found = [*tables.rows(ask, [*values, MOST_ENDS])]
     return [one for one, _ in found], [flow_id for _, flow_id in found if flow_id]
 
 
-def _hit(tables: OpenTables, table: str, name: str) -> tuple[str, list[object]]:
-    """Return the condition that a report of an end names what is asked for, with its values."""
+def _exact(tables: OpenTables, name: str) -> tuple[str, list[object]]:
+    """Return the condition that a name is the address, flow_id or process of an end, with its values."""
     test, values = address_is(name)
+    local, peer = (test.format(column) for column in ("local", "peer"))
+    beyond = f"SELECT agent_id || '/' || conn_id FROM {nat_of(tables)} WHERE {local} OR {peer}"
+    same = ("flow_id", "workload.pid::VARCHAR", process_of())
+    parts = [local, peer, f"agent_id || '/' || conn_id IN ({beyond})", *(f"{one} = ?" for one in same)]
+    return " OR ".join(parts), [*values * 4, *[name] * len(same)]
+
+
+def _pattern(tables: OpenTables, table: str, name: str) -> tuple[str, list[object]]:
+    """Return the condition that a name is one of an end's client or workload, with its values."""
     known = tables.fields(table, "workload")
     names = "client.id", *(f"workload.{one}" for one in OWNER_NAMES if one in known)
-    exact = "flow_id", "workload.pid::VARCHAR", process_of()
-    parts = [test.format("local"), test.format("peer"), *(f"{one} GLOB ?" for one in names)]
-    parts += [f"{one} = ?" for one in exact]
-    return " OR ".join(parts), [*values * 2, *[name] * (len(names) + len(exact))]
+    return " OR ".join(f"{one} GLOB ?" for one in names), [name] * len(names)
 
 
 def _verdicts(tables: OpenTables, judged: Period) -> tuple[str, Sequence[object]]:
-    """Return a relation of the verdicts of a period: key, cause and evidence; with its values."""
+    """Return a relation of the verdicts since a time: key, cause and evidence; with its values."""
     if not tables.add("verdicts"):
         return "(SELECT NULL AS key, NULL AS cause, NULL AS evidence WHERE false)", ()
     where, values = within("judged_ts", judged)

@@ -65,8 +65,10 @@ def why(tables: OpenTables, period: Period, client: str | None, address: str | N
                 idle_us / 1e6 AS idle_s, {process_of("client")} AS process,
                 {workload_of(tables, "verdicts", "client")} AS workload,
                 client.node AS node, coalesce({library_of("client.client")}, {library_of("server.client")}) AS library,
-                client.local AS client_address, coalesce(server.peer, nat.local) AS seen_as,
-                coalesce(server.local, nat.peer, client.peer) AS broker, client.peer AS broker_seen_as,
+                coalesce(client.local, of_server.peer) AS client_address,
+                coalesce(server.peer, of_client.local) AS seen_as,
+                coalesce(server.local, of_client.peer, client.peer) AS broker,
+                coalesce(client.peer, of_server.local) AS broker_seen_as,
                 {process_of("server")} AS broker_process, server.node AS broker_node,
                 coalesce(client."group", server."group") AS "group",
                 array_to_string(coalesce(client.topics, server.topics), ', ') AS topics,
@@ -76,8 +78,11 @@ def why(tables: OpenTables, period: Period, client: str | None, address: str | N
                 coalesce(client.close.in_flight, server.close.in_flight) AS in_flight, ends AS watched, "by", flow_id,
                 client.agent_id AS agent_id, client.conn_id AS conn_id, server.agent_id AS broker_agent_id,
                 server.conn_id AS broker_conn_id
-            FROM (FROM verdicts WHERE {where}) LEFT JOIN {nat_of(tables)} nat
-                ON nat.agent_id = client.agent_id AND nat.conn_id = client.conn_id
+            FROM (FROM verdicts WHERE {where})
+            LEFT JOIN {nat_of(tables)} of_client
+                ON of_client.agent_id = client.agent_id AND of_client.conn_id = client.conn_id
+            LEFT JOIN {nat_of(tables)} of_server
+                ON of_server.agent_id = server.agent_id AND of_server.conn_id = server.conn_id
         ) WHERE {" AND ".join(conditions)}
     """
     return AnswerView(
@@ -113,11 +118,19 @@ def _details(tables: OpenTables, rows: Sequence[Mapping[str, Any]]) -> Details:
         found.append(
             {
                 "change": remedy(row["cause"], round((row["idle_s"] or 0) * 1e6)) if row["cause"] in REMEDIES else None,
-                "storm": next((str(storm) for storm in storms if storm.has(row)), None),
+                "storm": _storm_of(row, storms),
                 "last_frames": last_lines(tables, ends, row["flow_id"], Period(time, time)) if dated else [],
             }
         )
     return found
+
+
+def _storm_of(disconnect: Mapping[str, Any], storms: Iterable[_KnownStorm]) -> str | None:
+    """Return the storm of the nearest silence that may have a disconnect."""
+    silence_us = (disconnect["idle_s"] or 0) * 1e6
+    found = (storm for storm in storms if storm.has(disconnect))
+    nearest = min(found, key=lambda storm: abs(storm.idle_us - silence_us), default=None)
+    return nearest and str(nearest)
 
 
 class _KnownStorm(NamedTuple):

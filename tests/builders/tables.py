@@ -80,8 +80,9 @@ _TRAFFIC = pa.schema(
         *(("date", pa.date32()), ("window_start", _TIME), ("window_end", _TIME)),
         *((name, _TEXT) for name in ("node", "side", "comm", "container_name", "pod", "client_id", "api", "group")),
         *((name, _TEXT) for name in ("level", "topic", "topic_id", "software_name", "software_version", "opaque")),
-        *((name, _LONG) for name in ("records", "record_bytes", "uncounted_bytes", "refused_records", "api_version")),
-        *(*_SUMS, ("throttle_ms", _LONG)),
+        *((name, _LONG) for name in ("records", "record_bytes", "uncounted_bytes", "refused_records")),
+        *((name, _LONG) for name in ("refused_bytes", "api_version", "throttle_ms")),
+        *_SUMS,
         *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency")),
     ]
 )

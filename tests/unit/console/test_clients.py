@@ -50,7 +50,7 @@ def rows(tables: Path, *flags: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return tables of a client at both ends, of one at the broker's, and of one that the broker saw more of."""
+    """Return tables of clients that were seen at both ends, at the broker's, and at the broker's more."""
     path = tmp_path_factory.mktemp("tables")
     errors = {"errors": {"7": 3, "22": 1, "9999": 2}}
     write_rows(

@@ -30,7 +30,7 @@ def now() -> datetime:
 
 
 def traffic(
-    side: str, client: str, api: str, requests: int, name: str | None = "orders", **of: object
+    side: str, client: str | None, api: str, requests: int, name: str | None = "orders", **of: object
 ) -> dict[str, Any]:
     """Return a row of traffic of ten minutes ago, with ten records per request unless they are unread."""
     window = {"window_start": now() - timedelta(minutes=11), "window_end": now() - timedelta(minutes=10)}
@@ -63,16 +63,22 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             traffic("client", "both", "Produce", 100),
             traffic("server", "both", "Produce", 103),  # the broker's report comes a second later
-            traffic("server", "broker only", "Produce", 40, refused_records=7, errors={"7": 3, "22": 1}),
+            traffic(
+                "server", "broker only", "Produce", 40, refused_records=7, refused_bytes=700, errors={"7": 3, "22": 1}
+            ),
             traffic("client", "client only", "Produce", 20),
             traffic("client", "in part", "Produce", 10),
             traffic("client", "in part", "Produce", 10, comm="java"),
             traffic("server", "in part", "Produce", 50),
             traffic("client", "reader", "Fetch", 30, None, topic_id="01", **group),
-            traffic("server", "reader", "Fetch", 30, None, topic_id="01"),
+            traffic("server", "reader", "Fetch", 30, None, topic_id="01", group="billing"),
+            traffic("server", "reader", "Fetch", 40, None, topic_id="01", group="fraud"),
             traffic("server", "replica", "Fetch", 5),
+            traffic("server", "replica", "Fetch", 1, record_bytes=0, uncounted_bytes=0),  # without data
+            traffic("server", "not allowed", "Fetch", 2, record_bytes=0, uncounted_bytes=0, errors={"29": 2}),
+            traffic("server", None, "Produce", 1),
             traffic("client", "writer", "Produce", 1, "never read"),
-            traffic("client", "kafka-probe-agent", "Produce", 9, "kafka-probe.events"),
+            traffic("client", "refused", "Produce", 5, "never read", refused_records=50, refused_bytes=5000),
             traffic("client", "both", "Metadata", 1000),
             traffic("client", "both", "Produce", 1000, None, level="api"),
         ],
@@ -90,13 +96,15 @@ def test_each_client_counts_once_by_its_own_ends_and_what_only_brokers_saw_is_a_
         ("client only", "python", "client", 20),
         ("in part", "java", "client", 10),
         ("in part", "python", "client", 10),
+        (None, None, "broker", 1),
     ]
     (refused,) = rows(topic, tables, "orders", "--filter", "refused_records > 0")
     assert (refused["client"], refused["refused_records"], refused["errors"]) == ("broker only", 7, 4)
 
 
 def test_readers_have_their_group_and_records_that_a_broker_sent_unread_are_unknown(tables: Path) -> None:
-    reader, replica = rows(topic, tables, "orders", "--filter", "use = reads")
+    of_broker, reader, replica, _ = rows(topic, tables, "orders", "--filter", "use = reads")
+    assert (of_broker["client"], of_broker["group"], of_broker["requests"]) == ("reader", "fraud", 40)
     assert (reader["client"], reader["group"], reader["workload"]) == ("reader", "billing", "billing-7f")
     assert (reader["records"], reader["bytes"]) == (300, 30_000)
     assert (replica["client"], replica["records"], replica["bytes"]) == ("replica", None, 5000)
@@ -104,12 +112,12 @@ def test_readers_have_their_group_and_records_that_a_broker_sent_unread_are_unkn
 
 def test_topics_have_the_sums_of_both_uses(tables: Path) -> None:
     orders, never_read = rows(topics, tables)
-    assert (orders["topic"], orders["writers"], orders["readers"], orders["groups"]) == ("orders", 4, 2, 1)
-    assert (orders["written_records"], orders["written_bytes"]) == (2100, 210_000)
-    assert (orders["read_records"], orders["read_bytes"], orders["errors"]) == (None, 35_000, 4)
+    assert (orders["topic"], orders["writers"], orders["readers"], orders["groups"]) == ("orders", 7, 3, 2)
+    assert (orders["written_records"], orders["written_bytes"]) == (2110 - 7, 211_000 - 700)
+    assert (orders["read_records"], orders["read_bytes"], orders["errors"]) == (None, 75_000, 6)
     assert (never_read["topic"], never_read["readers"], never_read["read_bytes"]) == ("never read", 0, None)
+    assert (never_read["writers"], never_read["written_records"], never_read["refused_records"]) == (1, 10, 50)
     assert rows(topics, tables, "--filter", "readers = 0") == [never_read]
-    assert len(rows(topics, tables, "--internal")) == 3
 
 
 def test_a_sum_that_overflowed_is_unknown(tmp_path: Path) -> None:
@@ -126,8 +134,21 @@ def test_a_sum_that_overflowed_is_unknown(tmp_path: Path) -> None:
     assert [row["bytes"] for row in rows(topic, tmp_path, "orders")] == [MOST - 1] * 3
 
 
+def test_forged_sums_hide_nobody(tmp_path: Path) -> None:
+    forged = [traffic("client", "x", "Produce", 1, "forged", record_bytes=-MOST) for _ in range(3)]
+    future: dict[str, Any] = {
+        "window_start": datetime(9998, 1, 1, tzinfo=UTC),
+        "window_end": datetime(9998, 1, 2, tzinfo=UTC),
+    }
+    write_rows(tmp_path, "traffic", [*forged, traffic("client", "honest", "Produce", 1, **future)])
+    found = {row["topic"]: row for row in rows(topics, tmp_path)}
+    assert found["orders"]["written_bytes"] == 1000
+    assert datetime.fromisoformat(found["orders"]["last"]) < datetime.now(UTC) + timedelta(seconds=5)
+    assert found["forged"]["written_bytes"] == -MOST
+
+
 def test_a_topic_that_nobody_used_is_an_error_with_what_there_is(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"No use of a topic matches\. The tables have 4, from "):
+    with pytest.raises(KafkaProbeError, match=r"No use of a topic matches\. The tables have 3, from "):
         rows(topic, tables, "nothing")
     with pytest.raises(KafkaProbeError, match=r"The nearest that matches was at "):
         rows(topic, tables, "orders", "--since", "5m")

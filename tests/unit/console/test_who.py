@@ -125,7 +125,7 @@ def test_a_closed_connection_has_its_end_and_its_cause(tables: Path) -> None:
     assert datetime.fromisoformat(found["ended"]) == ago(minutes=45)
     assert found["requests_per_s"] == pytest.approx(2)
     (first, *lines) = asked(tables, "orders").stdout.splitlines()
-    assert first == "10.57.1.12:4000  orders  java[7]  closed"
+    assert first == "closed  10.57.1.12:4000  java[7]  orders"
     assert lines[:2] == ["  cause           process_exit", "  evidence        the process ended"]
 
 
@@ -183,6 +183,29 @@ def test_of_several_ends_that_claim_a_flow_the_one_that_was_asked_for_is_shown(t
     assert (found["client"], found["process"], found["ends"]) == ("billing", "python[412]", 2)
 
 
+def test_of_several_ends_that_claim_a_flow_one_that_fits_the_other_end_is_shown(tmp_path: Path) -> None:
+    direct = {"peer": "10.0.0.1:9092", "flow_id": "f1"}
+    forged = {**direct, "agent_id": "evil", "local": "6.6.6.6:6", "peer": "10.0.0.1:1"}
+    write_rows(
+        tmp_path,
+        "opens",
+        [
+            end("client", "1", "billing", ago(minutes=9), **direct),
+            end("server", "1", "billing", ago(minutes=9), flow_id="f1", peer="10.57.1.11:52224"),
+            end("client", "1", "evil", ago(minutes=1), **forged),
+        ],
+    )
+    assert [(row["client"], row["ends"]) for row in rows(tmp_path, "java[99]")] == [("billing", 3)]
+
+
+def test_addresses_beyond_the_nat_of_a_brokers_host_are_found(tmp_path: Path) -> None:
+    nat = {"local": "10.9.9.9:9092", "peer": "10.57.1.77:5000"}
+    write_rows(tmp_path, "opens", [end("server", "1", "billing", ago(minutes=9), flow_id="f1", nat=nat)])
+    for name in nat.values():
+        (found,) = rows(tmp_path, name)
+        assert (found["address"], found["broker_seen_as"]) == ("10.57.1.77:5000", "10.9.9.9:9092")
+
+
 def test_forged_clocks_and_ages_move_no_time_beyond_that_of_the_report(tmp_path: Path) -> None:
     far = datetime(9998, 1, 1, tzinfo=UTC)
     opens = [end("client", str(n), "x", far, flow_id=f"f{n}", received_ts=ago(minutes=n)) for n in range(1, 12)]
@@ -216,7 +239,27 @@ def test_more_ends_than_are_read_are_mentioned(tmp_path: Path, monkeypatch: pyte
     write_rows(tmp_path, "opens", [end("client", str(n), "x", ago(minutes=n), flow_id=f"f{n}") for n in range(1, 4)])
     result = asked(tmp_path, "x", "--json")
     assert [json.loads(line)["flow_id"] for line in result.stdout.splitlines()] == ["f1", "f2"]
-    assert "More than 2 ends match: those that were reported last are shown." in result.stderr
+    sentence = "More than 2 ends match: those that were reported last are shown."
+    assert sentence in result.stderr
+    with pytest.raises(KafkaProbeError, match=sentence):
+        asked(tmp_path, "x", "--filter", "flow_id = f3")
+
+
+def test_ends_that_are_named_exactly_come_before_those_of_a_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafka_probe_console.who_command.MOST_ENDS", 1)
+    named = "10.57.1.11:52224"
+    other = {"local": "10.57.1.12:4000", "peer": "10.0.0.1:9092"}
+    write_rows(
+        tmp_path,
+        "opens",
+        [
+            end("client", "1", "billing", ago(minutes=9), flow_id="f1"),
+            end("client", "2", named, ago(minutes=1), flow_id="f2", **other),
+        ],
+    )
+    assert [row["flow_id"] for row in rows(tmp_path, named)] == ["f1"]
 
 
 def test_nothing_and_an_empty_name_are_sentences(tables: Path, tmp_path: Path) -> None:
