@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -12,29 +11,20 @@ from kafka_probe.errors import UsageError
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
+from kafka_probe_console.connection_ends import KEY, KNOWN_ENDS, TIMES, ends_of, reported, reported_in
 from kafka_probe_console.ends import address_is, library_of, nat_of, process_of, workload_of
-from kafka_probe_console.period import OUTSIDE, Period
+from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
-_REPEATED_WITHIN = timedelta(hours=2.5)
-"""Agents report each open connection again within this time, by default each hour.
-
-So the opens of this time have all that is open at its end, and the closes since its beginning what of that is closed.
-"""
 MOST_ENDS = 1_000
 """Most ends that a name stands for, those that were reported last: of them the tables are read with all columns."""
 _NEWEST = (
     *("flow_id", "side", "node", "local", "peer", "client_id", "library", "process", "workload", "group", "topics"),
     *("requests", "request_bytes", "response_bytes"),
 )
-_TIMES = {
-    "opens": "ts AS opened, coalesce(still_open_ts, ts) AS seen, NULL::TIMESTAMPTZ AS ended",
-    "closes": "TRY(ts - to_microseconds(greatest(coalesce(age_us, 0), 0))) AS opened, ts AS seen, ts AS ended",
-}
-"""The times in each table; a forged age may lead beyond the calendar."""
 
 
 @click.command(
@@ -54,8 +44,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
     """
     if not name:
         raise UsageError("NAME is empty.")
-    tables.require("opens")
-    read = {table: within("received_ts", _reported(table, period)) for table in _TIMES if tables.add(table)}
+    read = reported(tables, period)
     ids, flow_ids = _named(tables, read, name)
     reports, values = [], list[object]()
     for table, (where, of_period) in read.items():
@@ -65,30 +54,23 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
                 {library_of("client")} AS library, {process_of()} AS process,
                 {workload_of(tables, table)} AS workload, "group", array_to_string(
                     list_filter(list_transform(topics, lambda one: one.topic), lambda one: one IS NOT NULL), ', '
-                ) AS topics, requests, request_bytes, response_bytes, received_ts, {_TIMES[table]}
+                ) AS topics, requests, request_bytes, response_bytes, received_ts, {TIMES[table]}
             FROM {table} WHERE {where} AND (
                 agent_id || '/' || conn_id IN (SELECT unnest(?)) OR flow_id IN (SELECT unnest(?))
             )
             """
         )
         values += [*of_period, ids, flow_ids]
-    verdicts, of_verdicts = _verdicts(tables, Period(_reported("closes", period).begin))
+    verdicts, of_verdicts = _verdicts(tables, Period(reported_in("closes", period).begin))
     since, bound = ("received >= ? OR state != 'closed'", [period.begin]) if period.begin else ("true", [])
-    newest = ", ".join(f'arg_max("{column}", received_ts) AS "{column}"' for column in _NEWEST)
     newer = "CASE WHEN client.{0} IS NULL OR server.{0} IS NOT NULL AND server.seen > client.seen"
     newer += " THEN server.{0} ELSE client.{0} END"
     sql = f"""
-        WITH ends AS (
-            SELECT agent_id, conn_id, {newest}, max(received_ts) AS received,
-                min(least(opened, received_ts)) AS opened, max(least(seen, received_ts)) AS seen,
-                max(least(ended, received_ts)) FILTER (ended IS NOT NULL) AS ended
-            FROM ({" UNION ALL BY NAME ".join(reports)}) GROUP BY agent_id, conn_id
-        ),
-        keyed AS (
-            SELECT *, coalesce(flow_id, agent_id || '/' || conn_id) AS key,
+        WITH keyed AS (
+            SELECT *, {KEY} AS key,
                 if(side = 'server', 'server', 'client') AS of,
                 requests / nullif(epoch(seen) - epoch(opened), 0) AS requests_per_s
-            FROM ends
+            FROM {ends_of(reports, _NEWEST)}
         ),
         of_sides AS (
             SELECT *, count(*) OVER (PARTITION BY key) AS ends, EXISTS (
@@ -145,7 +127,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
         sort="opened",
         time="last",
         subject="connection",
-        known="SELECT count(DISTINCT agent_id || '/' || conn_id), epoch_us(min(ts)), epoch_us(max(ts)) FROM opens",
+        known=KNOWN_ENDS,
         heading=4,
         note=f"More than {MOST_ENDS:,} ends match: those that were reported last are shown." * (len(ids) >= MOST_ENDS),
     )
@@ -199,15 +181,3 @@ def _verdicts(tables: OpenTables, judged: Period) -> tuple[str, Sequence[object]
     where, values = within("judged_ts", judged)
     facts = "key, any_value(cause) AS cause, any_value(evidence) AS evidence"  # a repeated micro-batch gives them again
     return f"(SELECT {facts} FROM verdicts WHERE {where} GROUP BY key)", values
-
-
-def _reported(table: str, period: Period) -> Period:
-    """Return when the connections that were open in a period were reported, as open or as closed."""
-    if not (period.begin or period.end):
-        return period
-    try:
-        repeated = (period.end or datetime.now(UTC)) - _REPEATED_WITHIN
-    except OverflowError:
-        raise UsageError(OUTSIDE) from None
-    begin = repeated if table == "opens" else period.begin and min(period.begin, repeated)
-    return Period(begin, period.end)

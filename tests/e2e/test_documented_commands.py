@@ -59,6 +59,7 @@ ELSEWHERE = {
         f".venv/bin/kafka-probe {name} --tables": (f"tests/unit/console/test_{name}.py", READ)
         for name in ("who", "why")
     },
+    ".venv/bin/kafka-probe connections": ("tests/unit/console/test_connections.py", READ),
     ".venv/bin/kafka-probe clients": ("tests/unit/console/test_clients.py", READ),
     ".venv/bin/kafka-probe topic": ("tests/unit/console/test_topics.py", READ),
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),

@@ -296,7 +296,7 @@ def test_the_commands_are_those_of_the_agent() -> None:
     names = CliRunner().invoke(commands, ["--help"]).output
     assert all(
         f"\n  {name} " in names
-        for name in ("agents", "clients", "disconnects", "storms", "topic", "topics", "who", "why")
+        for name in ("agents", "clients", "connections", "disconnects", "storms", "topic", "topics", "who", "why")
     )
 
 

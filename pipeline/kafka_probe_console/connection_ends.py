@@ -1,0 +1,61 @@
+"""The SQL of the connections that were open in a period: what was reported of them, and each end as it was last.
+
+Agents report a connection when it opens, again by the hour, and when it closes. No time is later than when Kafka got
+the report, whatever the clock of a host shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from kafka_probe.errors import UsageError
+from kafka_probe_console.period import OUTSIDE, Period
+from kafka_probe_console.views import within
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
+
+TIMES = {
+    "opens": "ts AS opened, coalesce(still_open_ts, ts) AS seen, NULL::TIMESTAMPTZ AS ended",
+    "closes": "TRY(ts - to_microseconds(greatest(coalesce(age_us, 0), 0))) AS opened, ts AS seen, ts AS ended",
+}
+"""The times in each table; a forged age may lead beyond the calendar."""
+KEY = "coalesce(flow_id, agent_id || '/' || conn_id)"
+"""A connection by its flow_id; without one, its end."""
+KNOWN_ENDS = "SELECT count(DISTINCT agent_id || '/' || conn_id), epoch_us(min(ts)), epoch_us(max(ts)) FROM opens"
+_REPEATED_WITHIN = timedelta(hours=2.5)
+"""Agents report each open connection again within this time, by default each hour.
+
+So the opens of this time have all that is open at its end, and the closes since its beginning what of that is closed.
+"""
+
+
+def reported(tables: OpenTables, period: Period) -> dict[str, tuple[str, Sequence[object]]]:
+    """Return for each table the condition on reports of connections that were open in a period, with its values."""
+    tables.require("opens")
+    return {table: within("received_ts", reported_in(table, period)) for table in TIMES if tables.add(table)}
+
+
+def reported_in(table: str, period: Period) -> Period:
+    """Return when the connections that were open in a period were reported, as open or as closed."""
+    if not (period.begin or period.end):
+        return period
+    try:
+        repeated = (period.end or datetime.now(UTC)) - _REPEATED_WITHIN
+    except OverflowError:
+        raise UsageError(OUTSIDE) from None
+    begin = repeated if table == "opens" else period.begin and min(period.begin, repeated)
+    return Period(begin, period.end)
+
+
+def ends_of(reports: Iterable[str], newest: Iterable[str]) -> str:
+    """Return a relation of ends: these columns as reported last, received, opened, seen, and ended if they are."""
+    columns = ", ".join(f'arg_max("{column}", received_ts) AS "{column}"' for column in newest)
+    return f"""(
+        SELECT agent_id, conn_id, {columns}, max(received_ts) AS received,
+            min(least(opened, received_ts)) AS opened, max(least(seen, received_ts)) AS seen,
+            max(least(ended, received_ts)) FILTER (ended IS NOT NULL) AS ended
+        FROM ({" UNION ALL BY NAME ".join(reports)}) GROUP BY agent_id, conn_id
+    )"""
