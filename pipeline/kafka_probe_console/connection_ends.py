@@ -1,4 +1,4 @@
-"""The SQL of the connections that were open in a period: what was reported of them, and each end as it was last.
+"""The SQL of the connections that were open in a period: their reports, and each end as it was last.
 
 Agents report a connection when it opens, again by the hour, and when it closes. No time is later than when Kafka got
 the report, whatever the clock of a host shows.
