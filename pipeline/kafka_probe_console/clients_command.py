@@ -43,12 +43,13 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
     percentiles = ", ".join(
         f"min({_MIDDLE_MS}) FILTER (seen >= {share} * every) AS {name}" for name, share in _PERCENTILES.items()
     )
+    same = " AND ".join(f"of_ends.{name} IS NOT DISTINCT FROM {{0}}.{name}" for name in ("client", "api", "side"))
     sql = f"""
-        WITH uses AS (
+        WITH uses AS NOT MATERIALIZED (
             SELECT client_id AS client, coalesce(api, opaque) AS api, side, node,
                 {workload_of_traffic(tables)} AS workload, api_version,
-                nullif(concat_ws(' ', software_name, software_version), '') AS library, window_start,
-                least(window_end, now()) AS window_end,
+                nullif(concat_ws(' ', software_name, software_version), '') AS library,
+                least(window_start, now()) AS window_start, least(window_end, now()) AS window_end,
                 {", ".join(_SUMS)}, errors, latency
             FROM traffic WHERE {where} AND level = 'api' AND {"true" if internal else not_internal("client_id")}
         ),
@@ -64,39 +65,33 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
                 PARTITION BY client, api ORDER BY requests * if(side = 'client', {MORE}, 1) DESC NULLS LAST, side
             ) = 1
         ),
-        chosen AS (
-            SELECT uses.* FROM uses JOIN of_ends ON uses.client IS NOT DISTINCT FROM of_ends.client
-                AND uses.api IS NOT DISTINCT FROM of_ends.api AND uses.side IS NOT DISTINCT FROM of_ends.side
-        ),
         of_errors AS (
-            SELECT client, api, sum(count) AS errors, string_agg(name || ' ' || count, ', ' ORDER BY count DESC, name)
-                AS error_names
+            SELECT client, api, side, sum(count) AS errors,
+                string_agg(name || ' ' || count, ', ' ORDER BY count DESC, name) AS error_names
             FROM (
-                SELECT client, api, coalesce(name, error.key) AS name, sum(error.value) AS count
-                FROM (SELECT client, api, unnest(map_entries(errors)) AS error FROM chosen)
+                SELECT client, api, side, coalesce(name, error.key) AS name, sum(error.value) AS count
+                FROM (SELECT client, api, side, unnest(map_entries(errors)) AS error FROM uses)
                 LEFT JOIN (VALUES {_ERROR_NAMES}) names(code, name) ON code = error.key GROUP BY ALL
-            ) GROUP BY client, api
+            ) GROUP BY client, api, side
         ),
         of_latencies AS (
-            SELECT client, api, {percentiles} FROM (
-                SELECT client, api, bucket, sum(count) OVER (PARTITION BY client, api ORDER BY bucket) AS seen,
-                    sum(count) OVER (PARTITION BY client, api) AS every
+            SELECT client, api, side, {percentiles} FROM (
+                SELECT client, api, side, bucket, sum(count) OVER (of_end ORDER BY bucket) AS seen,
+                    sum(count) OVER of_end AS every
                 FROM (
-                    SELECT client, api, TRY_CAST(entry.key AS INTEGER) AS bucket, sum(entry.value) AS count
-                    FROM (SELECT client, api, unnest(map_entries(latency)) AS entry FROM chosen) GROUP BY ALL
-                ) WHERE bucket BETWEEN -300 AND 300
-            ) GROUP BY client, api
+                    SELECT client, api, side, TRY_CAST(entry.key AS INTEGER) AS bucket, sum(entry.value) AS count
+                    FROM (SELECT client, api, side, unnest(map_entries(latency)) AS entry FROM uses) GROUP BY ALL
+                ) WHERE bucket BETWEEN -300 AND 300 WINDOW of_end AS (PARTITION BY client, api, side)
+            ) GROUP BY client, api, side
         )
-        SELECT of_ends.client, of_ends.api, workload, library, node, if(side = 'client', 'client', 'broker') AS watched,
+        SELECT of_ends.client, of_ends.api, workload, library, node,
+            if(of_ends.side = 'client', 'client', 'broker') AS watched,
             {", ".join(f"{bounded(f'of_ends.{name}')} AS {name}" for name in _SUMS)},
-            of_ends.requests / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
+            {bounded("of_ends.requests")} / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
             {bounded("coalesce(errors, 0)")} AS errors, error_names, {", ".join(_PERCENTILES)},
             if(lowest = highest, lowest::VARCHAR, lowest || '-' || highest) AS versions, first, last
         FROM of_ends
-        LEFT JOIN of_errors ON of_ends.client IS NOT DISTINCT FROM of_errors.client
-            AND of_ends.api IS NOT DISTINCT FROM of_errors.api
-        LEFT JOIN of_latencies ON of_ends.client IS NOT DISTINCT FROM of_latencies.client
-            AND of_ends.api IS NOT DISTINCT FROM of_latencies.api
+        {" ".join(f"LEFT JOIN {name} ON {same.format(name)}" for name in ("of_errors", "of_latencies"))}
     """
     return AnswerView(
         sql=sql,
@@ -110,5 +105,6 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
         sort="requests",
         time="last",
         subject="client",
-        known="SELECT count(DISTINCT client_id), epoch_us(min(window_start)), epoch_us(max(window_end)) FROM traffic",
+        known="SELECT count(DISTINCT client_id), epoch_us(min(window_start)), epoch_us(least(max(window_end), now())) "
+        "FROM traffic",
     )

@@ -24,11 +24,12 @@ TIMES = {
 """The times in each table; a forged age may lead beyond the calendar."""
 KEY = "coalesce(flow_id, agent_id || '/' || conn_id)"
 """A connection by its flow_id; without one, its end."""
-KNOWN_ENDS = "SELECT count(DISTINCT agent_id || '/' || conn_id), epoch_us(min(ts)), epoch_us(max(ts)) FROM opens"
+_AT = "least(ts, received_ts)"
+KNOWN_CONNECTIONS = f"SELECT count(DISTINCT {KEY}), epoch_us(min({_AT})), epoch_us(max({_AT})) FROM opens"
 _REPEATED_WITHIN = timedelta(hours=2.5)
 """Agents report each open connection again within this time, by default each hour.
 
-So the opens of this time have all that is open at its end, and the closes since its beginning what of that is closed.
+The opens of this time name every connection that may be open at its end; the closes since then, those that are not.
 """
 
 

@@ -11,7 +11,7 @@ from kafka_probe.errors import UsageError
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.connection_ends import KEY, KNOWN_ENDS, TIMES, ends_of, reported, reported_in
+from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, TIMES, ends_of, reported, reported_in
 from kafka_probe_console.ends import address_is, library_of, nat_of, process_of, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
@@ -127,7 +127,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
         sort="opened",
         time="last",
         subject="connection",
-        known=KNOWN_ENDS,
+        known=KNOWN_CONNECTIONS,
         heading=4,
         note=f"More than {MOST_ENDS:,} ends match: those that were reported last are shown." * (len(ids) >= MOST_ENDS),
     )

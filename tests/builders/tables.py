@@ -29,7 +29,7 @@ _OF_END = [
 _OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT), ("still_open_ts", _TIME)])
 _OF_CLOSE = (
     *(("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_()), ("closing_ts", _TIME)),
-    ("age_us", _LONG),
+    *(("age_us", _LONG), ("found", _TEXT)),
 )
 _CLOSES = pa.schema([*_OF_END, *_OF_CLOSE])
 _NUMBERS = (
