@@ -126,7 +126,7 @@ def test_a_shorter_period_has_what_was_open_then(tables: Path) -> None:
 
 def test_the_newest_connection_is_first(tables: Path) -> None:
     assert [row["flow_id"] for row in rows(tables, "java")] == [None, "f2", "f1"]
-    with pytest.raises(KafkaProbeError, match=r"No connection matches\. The tables have 5, from "):
+    with pytest.raises(KafkaProbeError, match=r"No connection matches\. The tables have 4, from "):
         rows(tables, "nobody")
 
 
