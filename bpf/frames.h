@@ -49,9 +49,10 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 
 // Read ahead from the cursor on, as much as the current segment of the caller's buffer contains. Return 0 if the read fails. One
 // read of user memory costs more than a whole step.
-static inline int read_ahead(struct call *call, struct lookahead *bytes_ahead, u32 next)
+static inline int read_ahead(struct cursor *c, struct lookahead *bytes_ahead)
 {
-	u32 position = next - call->start, left = call->end - next;
+	struct call *call = &c->call;
+	u32 position = c->next - call->start, left = call->end - c->next;
 	u64 bytes = call->segment_bytes - (position - call->segment);
 	if (bytes > left)
 		bytes = left;
@@ -61,8 +62,8 @@ static inline int read_ahead(struct call *call, struct lookahead *bytes_ahead, u
 	if (bytes > LOOKAHEAD ||
 	    bpf_probe_read_user(bytes_ahead->bytes, bytes, (void *)(call->buffer + position - call->segment)))
 		return 0;
-	call->lookahead_start = next;
-	call->lookahead_bytes = bytes;
+	c->lookahead_start = c->next;
+	c->lookahead_bytes = bytes;
 	return 1;
 }
 
@@ -90,14 +91,14 @@ static inline void collect(struct conn *conn, struct cursor *c, struct lookahead
 		finish(c, FLAG_CUT); // the rule's limit is reached
 		return;
 	}
-	if (c->next - call->lookahead_start >= call->lookahead_bytes) {
-		call->readable = read_ahead(call, bytes_ahead, c->next);
+	if (c->next - c->lookahead_start >= c->lookahead_bytes) {
+		call->readable = read_ahead(c, bytes_ahead);
 		if (!call->readable)
 			return;
 	}
-	u32 from = c->next - call->lookahead_start;
-	if (want > call->lookahead_bytes - from)
-		want = call->lookahead_bytes - from;
+	u32 from = c->next - c->lookahead_start;
+	if (want > c->lookahead_bytes - from)
+		want = c->lookahead_bytes - from;
 	if (want > CHUNK)
 		want = CHUNK;
 	u64 at = c->state == BULK ? c->out.size : c->have;
@@ -376,6 +377,7 @@ static inline void moved(void *ctx, u64 sk, int side, struct call *call, u32 end
 		return;
 	load_cursor(conn, c, direction);
 	c->call = *call;
+	c->lookahead_bytes = 0;
 	if (call_is_urgent(sk + direction)) {
 		reject_urgent(ctx, conn);
 		return;

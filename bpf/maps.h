@@ -28,9 +28,7 @@ struct call {
 	u32 start; // TCP sequence numbers of the bytes that the call moved: [start, end)
 	u32 end;
 	u8 readable;
-	u8 urgent;           // sent with MSG_OOB
-	u32 lookahead_start; // sequence number of the first byte that was read ahead
-	u32 lookahead_bytes;
+	u8 urgent; // sent with MSG_OOB
 };
 
 struct lookahead {
@@ -88,6 +86,8 @@ struct cursor {
 	u16 take;                 // bytes that the current step reads, and their index in the target
 	u16 at;
 	struct call call;
+	u32 lookahead_start; // sequence number of the first byte of the call that was read ahead
+	u32 lookahead_bytes;
 	u8 element[DATA_BYTES]; // elements have at most CHUNK bytes; the array is as large as out.data for the verifier
 	struct sample out;      // the sample in work
 };

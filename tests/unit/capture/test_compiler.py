@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafka_probe.capture import compiler
@@ -10,6 +12,7 @@ from kafka_probe.capture.compiler import compile_programs, defines, sources
 from kafka_probe.capture.options import Options
 from kafka_probe.errors import StartError
 from tests.lab.bpf_programs import Compile
+from tests.lab.bpf_stack import LIMIT, deepest
 
 pytestmark = pytest.mark.root
 
@@ -43,3 +46,10 @@ def test_code_without_a_place_for_the_agents_process_id_is_refused(monkeypatch: 
     monkeypatch.setattr(compiler, "defines", lambda *_: given)
     with pytest.raises(StartError, match="without a place for the agent's process id"):
         compile_programs("tracepoint", OPTIONS, Btf())
+
+
+@pytest.mark.parametrize("backend", ["tracepoint", "kprobe", "fentry"])
+def test_no_program_takes_more_stack_than_older_kernels_allow(backend: str) -> None:
+    functions = compile_programs(backend, replace(OPTIONS, perf_buffers={0: 0}), Btf()).functions
+    taken = {name: deepest(functions, name) for name in functions if name.startswith("on_")}
+    assert 400 < max(taken.values()) <= LIMIT
