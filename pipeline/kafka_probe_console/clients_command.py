@@ -79,8 +79,10 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
                 SELECT client, api, side, bucket, sum(count) OVER (of_end ORDER BY bucket) AS seen,
                     sum(count) OVER of_end AS every
                 FROM (
-                    SELECT client, api, side, TRY_CAST(entry.key AS INTEGER) AS bucket, sum(entry.value) AS count
-                    FROM (SELECT client, api, side, unnest(map_entries(latency)) AS entry FROM uses) GROUP BY ALL
+                    SELECT client, api, side, TRY_CAST(key AS INTEGER) AS bucket, sum(count) AS count FROM (
+                        SELECT client, api, side, entry.key AS key, sum(entry.value) AS count
+                        FROM (SELECT client, api, side, unnest(map_entries(latency)) AS entry FROM uses) GROUP BY ALL
+                    ) GROUP BY ALL
                 ) WHERE bucket BETWEEN -300 AND 300 WINDOW of_end AS (PARTITION BY client, api, side)
             ) GROUP BY client, api, side
         )
