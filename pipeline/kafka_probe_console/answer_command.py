@@ -16,7 +16,7 @@ from kafka_probe.text import printable
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, around, period, written
 from kafka_probe_console.printing import json_lines, plain_rows, records, table, terminal_columns, write_csv
-from kafka_probe_console.views import AnswerView, Selection, nearest_us, query
+from kafka_probe_console.views import AnswerView, Selection, answer, nearest_us
 from kafka_probe_console.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _Option = Callable[[Callable[..., None]], Callable[..., None]]
 tables_flag = click.option(
     "--tables", "location", envvar="KAFKA_PROBE_TABLES", metavar="URI", help="--output of the pipeline"
 )
+internal_flag = click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
 _LATELY = timedelta(days=1)
 _OLD_S = 600
 _MOST_ROWS, _MOST_RECORDS = 100, 10
@@ -75,7 +76,7 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
         with Waiting() as waiting, tables_at(location) as tables:
             view = view_of(tables, when, **own)
             wanted = Selection(limit or (_MOST_RECORDS if view.heading else _MOST_ROWS), conditions, sort, columns)
-            found = query(view, wanted).answer(tables)
+            found = answer(view, wanted, tables)
             if not found.rows:
                 nearest = nearest_us(view_of(tables, Period(), **own), wanted, when, tables)
                 raise NothingFoundError(" ".join(filter(None, (_nothing(tables, view, nearest), view.note))))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_probe.protocol.error_codes import ERROR_NAMES
-from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import not_internal, workload_of_traffic
+from kafka_probe_console.ends import not_internal
 from kafka_probe_console.period import Period
-from kafka_probe_console.topic_traffic import MORE, bounded
+from kafka_probe_console.traffic import MORE, bounded, workload
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Examples:
   kafka-probe clients --tables kafka-probe-output --filter 'errors > 0 or throttle_ms > 0'
 """
 )
-@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
+@internal_flag
 @prints_view
 def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
     """Print how many requests each client sends, how long they take, and their errors and throttling, by API.
@@ -47,11 +47,11 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
     sql = f"""
         WITH uses AS NOT MATERIALIZED (
             SELECT client_id AS client, coalesce(api, opaque) AS api, side, node,
-                {workload_of_traffic(tables)} AS workload, api_version,
+                {workload(tables)} AS workload, api_version,
                 nullif(concat_ws(' ', software_name, software_version), '') AS library,
                 least(window_start, now()) AS window_start, least(window_end, now()) AS window_end,
                 {", ".join(_SUMS)}, errors, latency
-            FROM traffic WHERE {where} AND level = 'api' AND {"true" if internal else not_internal("client_id")}
+            FROM traffic WHERE {where} AND level = 'api' AND {not_internal("client_id", internal=internal)}
         ),
         of_sides AS (
             SELECT client, api, side, if(side = 'client', mode(workload), NULL) AS workload, mode(library) AS library,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_probe.errors import UsageError
-from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, TIMES, ends_of, reported
 from kafka_probe_console.ends import nat_of, not_internal, workload_of
@@ -33,7 +33,7 @@ Examples:
 @click.option(
     "--by", default="client", show_default=True, metavar="NAMES", help=f"count by these of {', '.join(_GROUPS)}"
 )
-@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
+@internal_flag
 @prints_view
 def connections(tables: OpenTables, period: Period, by: str, *, internal: bool) -> AnswerView:
     """Print how many connections opened and ended in a period, and how many are open at its end, by client.
@@ -73,7 +73,7 @@ def connections(tables: OpenTables, period: Period, by: str, *, internal: bool) 
                 SELECT *, coalesce(?::TIMESTAMPTZ, min(received) OVER ()) AS begun,
                     greatest(epoch(?::TIMESTAMPTZ) - epoch(begun), 1) / 60 AS minutes
                 FROM once
-            ) WHERE (ended IS NULL OR ended >= begun) AND {"true" if internal else not_internal("client")} GROUP BY ALL
+            ) WHERE (ended IS NULL OR ended >= begun) AND {not_internal("client", internal=internal)} GROUP BY ALL
         )
     """
     values = [value for _, of_period in read.values() for value in of_period]

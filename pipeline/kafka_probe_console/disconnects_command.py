@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import ENDED, KNOWN_VERDICTS, client_of, not_internal, workload_of
 from kafka_probe_console.period import Period
@@ -26,7 +26,7 @@ Examples:
 """
 )
 @click.option("--by", type=click.Choice(GROUPS), help="count by this as well as by cause")
-@click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
+@internal_flag
 @prints_view
 def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal: bool) -> AnswerView:
     """Print how many connections ended for which cause, and which clients and brokers it hit most."""
@@ -44,7 +44,7 @@ def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal:
                 {workload_of(tables, "verdicts", "client")} AS workload, coalesce(server.local, client.peer) AS broker,
                 coalesce(client.node, server.node) AS node
             FROM verdicts WHERE {where}
-        ) WHERE {"true" if internal else not_internal("client")} GROUP BY {group}
+        ) WHERE {not_internal("client", internal=internal)} GROUP BY {group}
     """
     return AnswerView(
         sql=sql,

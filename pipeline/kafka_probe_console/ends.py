@@ -22,6 +22,12 @@ No close is newer than Kafka's time of its verdict, so that a wrong or forged cl
 """
 KNOWN_VERDICTS = "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM verdicts"
 """How many verdicts the tables have, and from when to when."""
+ADDRESSES = """
+    coalesce(client.local, of_server.peer) AS client_address, coalesce(server.peer, of_client.local) AS seen_as,
+    coalesce(server.local, of_client.peer, client.peer) AS broker,
+    coalesce(client.peer, of_server.local) AS broker_seen_as
+"""
+"""The addresses of both ends, each on its own host and as the other end sees it; needs `with_nat`."""
 
 
 def client_of(*ends: str) -> str:
@@ -37,12 +43,6 @@ def workload_of(tables: OpenTables, table: str, *end: str) -> str:
     names = tables.fields(table, *end, "workload")
     known = [".".join((*end, "workload", name)) for name in OWNER if name in names]
     return f"coalesce({', '.join(known)}, NULL)"
-
-
-def workload_of_traffic(tables: OpenTables) -> str:
-    """Return the name of the workload of a row of `traffic`, which has fewer names."""
-    names = tables.columns("traffic")
-    return f"coalesce({', '.join(name for name in OWNER if name in names)}, NULL)"
 
 
 def process_of(*end: str) -> str:
@@ -67,6 +67,15 @@ def nat_of(tables: OpenTables) -> str:
     return "(SELECT NULL AS agent_id, NULL AS conn_id, NULL AS local, NULL AS peer WHERE false)"
 
 
+def with_nat(tables: OpenTables) -> str:
+    """Return the joins that give ends `client` and `server` their addresses beyond NAT, for `ADDRESSES`."""
+    nat = nat_of(tables)
+    return " ".join(
+        f"LEFT JOIN {nat} of_{end} ON of_{end}.agent_id = {end}.agent_id AND of_{end}.conn_id = {end}.conn_id"
+        for end in ("client", "server")
+    )
+
+
 def address_is(text: str) -> tuple[str, tuple[str, ...]]:
     """Return a condition on a column `{}` of addresses with ports, and its values. The text may lack the port."""
     if text.count(":") > 1 and not text.startswith("["):
@@ -76,6 +85,6 @@ def address_is(text: str) -> tuple[str, tuple[str, ...]]:
     return "starts_with({}, ?)", (f"{text}:",)
 
 
-def not_internal(client_id: str) -> str:
-    """Return the condition that a client is none of kafka-probe's own."""
-    return f"NOT coalesce(starts_with({client_id}, '{INTERNAL_CLIENT}'), false)"
+def not_internal(client_id: str, *, internal: bool) -> str:
+    """Return the condition that a client is none of kafka-probe's own. internal: these are shown, too."""
+    return "true" if internal else f"NOT coalesce(starts_with({client_id}, '{INTERNAL_CLIENT}'), false)"

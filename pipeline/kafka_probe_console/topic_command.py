@@ -9,7 +9,7 @@ import click
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
-from kafka_probe_console.topic_traffic import KNOWN_TRAFFIC, SUMS, topic_traffic
+from kafka_probe_console.traffic import KNOWN_TOPICS, SUMS, topic_traffic
 from kafka_probe_console.views import AnswerView
 
 if TYPE_CHECKING:
@@ -43,5 +43,5 @@ def topic(tables: OpenTables, period: Period, name: str) -> AnswerView:
         sort="bytes",
         time="last",
         subject="use of a topic",
-        known=KNOWN_TRAFFIC,
+        known=KNOWN_TOPICS,
     )

@@ -9,7 +9,7 @@ import click
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
-from kafka_probe_console.topic_traffic import KNOWN_TRAFFIC, bounded, topic_traffic
+from kafka_probe_console.traffic import KNOWN_TOPICS, bounded, topic_traffic
 from kafka_probe_console.views import AnswerView
 
 if TYPE_CHECKING:
@@ -51,5 +51,5 @@ def topics(tables: OpenTables, period: Period) -> AnswerView:
         sort="written_bytes",
         time="last",
         subject="topic",
-        known=KNOWN_TRAFFIC,
+        known=KNOWN_TOPICS,
     )

@@ -65,23 +65,8 @@ class Answer:
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerQuery:
-    """The SQL of a selection, with its values. Times are µs since epoch."""
-
-    sql: str
-    values: Sequence[object]
-    columns: tuple[AnswerColumn, ...]
-    limit: int
-
-    def answer(self, tables: OpenTables) -> Answer:
-        """Return the rows of the answer."""
-        rows = [*tables.rows(self.sql, self.values)]
-        return Answer(self.columns, rows[: self.limit], len(rows) > self.limit)
-
-
-def query(view: AnswerView, wanted: Selection) -> AnswerQuery:
-    """Return the query for the part of a view that a user wants.
+def answer(view: AnswerView, wanted: Selection, tables: OpenTables) -> Answer:
+    """Return the part of a view that a user wants. Times are µs since epoch.
 
     Raises:
         UsageError: the view has no such column, or the text is not a filter.
@@ -96,7 +81,8 @@ def query(view: AnswerView, wanted: Selection) -> AnswerQuery:
     shown = ", ".join(f'epoch_us("{one.name}")' if one.kind is Kind.TIME else f'"{one.name}"' for one in columns)
     order = f'"{sort.name}" {direction} NULLS LAST, {names}'
     ask = f"SELECT {shown} FROM ({view.sql}) WHERE {where} ORDER BY {order} LIMIT ?"
-    return AnswerQuery(ask, [*view.values, *values, wanted.limit + 1], columns, wanted.limit)
+    rows = [*tables.rows(ask, [*view.values, *values, wanted.limit + 1])]
+    return Answer(columns, rows[: wanted.limit], len(rows) > wanted.limit)
 
 
 def nearest_us(view: AnswerView, wanted: Selection, to: Period, tables: OpenTables) -> int | None:

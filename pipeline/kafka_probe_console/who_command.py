@@ -12,12 +12,12 @@ from kafka_probe.events import OWNER_NAMES
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, TIMES, ends_of, reported, reported_in
-from kafka_probe_console.ends import address_is, library_of, nat_of, process_of, workload_of
+from kafka_probe_console.ends import ADDRESSES, address_is, library_of, nat_of, process_of, with_nat, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
-    from kafka_probe_console.tables import OpenTables
+    from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 1_000
 """Most ends that a name stands for, those that were reported last: of them the tables are read with all columns."""
@@ -45,7 +45,9 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
     if not name:
         raise UsageError("NAME is empty.")
     read = reported(tables, period)
-    ids, flow_ids = _named(tables, read, name)
+    named = _named(tables, read, name)
+    more, named = len(named) > MOST_ENDS, named[:MOST_ENDS]
+    ids, flow_ids = [one for one, _ in named], [flow_id for _, flow_id in named if flow_id]
     reports, values = [], list[object]()
     for table, (where, of_period) in read.items():
         reports.append(
@@ -63,8 +65,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
         values += [*of_period, ids, flow_ids]
     verdicts, of_verdicts = _verdicts(tables, Period(reported_in("closes", period).begin))
     since, bound = ("received >= ? OR state != 'closed'", [period.begin]) if period.begin else ("true", [])
-    newer = "CASE WHEN client.{0} IS NULL OR server.{0} IS NOT NULL AND server.seen > client.seen"
-    newer += " THEN server.{0} ELSE client.{0} END"
+    newer = "if(client.{0} IS NULL OR server.{0} IS NOT NULL AND server.seen > client.seen, server.{0}, client.{0})"
     sql = f"""
         WITH keyed AS (
             SELECT *, {KEY} AS key,
@@ -87,13 +88,10 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
                     WHEN client.ended IS NULL AND server.ended IS NULL THEN 'open'
                     WHEN client.key = server.key AND (client.ended IS NULL OR server.ended IS NULL) THEN 'half closed'
                     ELSE 'closed'
-                END AS state, coalesce(client.local, of_server.peer, of_client.local, server.peer) AS address,
+                END AS state, {ADDRESSES}, coalesce(client_address, seen_as) AS address,
                 client.process AS process, coalesce(client.client_id, server.client_id) AS client,
                 verdict.cause AS cause, verdict.evidence AS evidence,
                 client.workload AS workload, client.node AS node, coalesce(client.library, server.library) AS library,
-                coalesce(server.peer, of_client.local) AS seen_as,
-                coalesce(server.local, of_client.peer, client.peer) AS broker,
-                coalesce(client.peer, of_server.local) AS broker_seen_as,
                 server.process AS broker_process, server.node AS broker_node,
                 coalesce(client."group", server."group") AS "group", coalesce(client.topics, server.topics) AS topics,
                 least(client.opened, server.opened) AS opened, greatest(client.seen, server.seen) AS last,
@@ -106,10 +104,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
                 coalesce(client.conn_id, server.conn_id) AS conn_id
             FROM (FROM of_sides WHERE of = 'client') client
             FULL JOIN (FROM of_sides WHERE of = 'server') server USING (key)
-            LEFT JOIN {nat_of(tables)} of_client
-                ON of_client.agent_id = client.agent_id AND of_client.conn_id = client.conn_id
-            LEFT JOIN {nat_of(tables)} of_server
-                ON of_server.agent_id = server.agent_id AND of_server.conn_id = server.conn_id
+            {with_nat(tables)}
             LEFT JOIN {verdicts} verdict USING (key)
         ) WHERE {since}
     """
@@ -129,17 +124,15 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
         subject="connection",
         known=KNOWN_CONNECTIONS,
         heading=4,
-        note=f"More than {MOST_ENDS:,} ends match: those that were reported last are shown." * (len(ids) >= MOST_ENDS),
+        note=f"More than {MOST_ENDS:,} ends match: those that were reported last are shown." if more else "",
     )
 
 
-def _named(
-    tables: OpenTables, read: Mapping[str, tuple[str, Sequence[object]]], name: str
-) -> tuple[list[str], list[str]]:
-    """Return the ends that a name stands for, as `agent_id/conn_id`, and the flow ids of their connections."""
+def _named(tables: OpenTables, read: Mapping[str, tuple[str, Sequence[object]]], name: str) -> list[Row]:
+    """Return the ends that a name stands for: `agent_id/conn_id` and the flow id, at most MOST_ENDS and one more."""
+    exact, of_exact = _exact(tables, name)
     selects, values = [], list[object]()
     for table, (where, of_period) in read.items():
-        exact, of_exact = _exact(tables, name)
         pattern, of_pattern = _pattern(tables, table, name)
         selects.append(
             f"""
@@ -153,8 +146,7 @@ def _named(
         WHERE agent_id IS NOT NULL AND conn_id IS NOT NULL
         GROUP BY agent_id, conn_id ORDER BY bool_or(exact) DESC, max(received_ts) DESC, 1 LIMIT ?
     """
-    found = [*tables.rows(ask, [*values, MOST_ENDS])]
-    return [one for one, _ in found], [flow_id for _, flow_id in found if flow_id]
+    return [*tables.rows(ask, [*values, MOST_ENDS + 1])]
 
 
 def _exact(tables: OpenTables, name: str) -> tuple[str, list[object]]:

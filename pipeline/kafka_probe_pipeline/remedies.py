@@ -13,14 +13,18 @@ _OF_DEVICE = (
     "keepalive (socket.keepalive.enable, net.ipv4.tcp_keepalive_time) of at most {below}. Or raise the idle timeout of "
     "the firewall, NAT gateway or load balancer between clients and brokers above the idle time of the clients."
 )
+_OF_BUSY = (
+    "Check the firewalls, NAT gateways and load balancers between client and broker: one of them ended a connection "
+    "that was not idle, as after a restart, a failover, or with a full table of connections."
+)
+_DEVICE_CAUSES = ("middlebox_reset", "middlebox_silent_drop")
 # In braces: `idle` is the silence, `below` and `ms` are BELOW of it, with its unit and as a number of ms.
 REMEDIES = {
     "client_idle_limit": "To keep such connections open, raise connections.max.idle.ms of these clients above {idle}, "
     "and that of the brokers above that of the clients.",
     "broker_idle_limit": "Set connections.max.idle.ms of the clients to at most {ms}, so that they close first and "
     "lose nothing, or raise it on the brokers above the idle time of the clients.",
-    "middlebox_reset": _OF_DEVICE,
-    "middlebox_silent_drop": _OF_DEVICE,
+    **dict.fromkeys(_DEVICE_CAUSES, _OF_DEVICE),
     "rejected_request": "Check that the broker accepts such requests: max.request.size of the client against "
     "message.max.bytes of the broker and max.message.bytes of the topic, and the client's version against those that "
     "the broker supports. The broker's log has the reason.",
@@ -33,15 +37,11 @@ REMEDIES = {
     "unknown": "If the evidence states that no agent watched an end, run one there. `kafka-probe agents` lists agents "
     "that are silent, and what they lost.",
 }
-_OF_BUSY = (
-    "Check the firewalls, NAT gateways and load balancers between client and broker: one of them ended a connection "
-    "that was not idle, as after a restart, a failover, or with a full table of connections."
-)
 
 
 def remedy(cause: str, idle_us: int) -> str:
     """Return what to change after a close for this cause. idle_us: the silence before it."""
-    if REMEDIES[cause] == _OF_DEVICE and idle_us < _LEAST_SILENCE_US:
+    if cause in _DEVICE_CAUSES and idle_us < _LEAST_SILENCE_US:
         return _OF_BUSY
     below_s = idle_us / 1e6 * BELOW
     return REMEDIES[cause].format(idle=f"{idle_us / 1e6:.1f} s", below=f"{below_s:.1f} s", ms=round(below_s * 1000))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import cache
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,20 +22,11 @@ from kafka_probe_console.agents_command import agents
 from kafka_probe_console.disconnects_command import disconnects
 from kafka_probe_console.storms_command import storms
 from tests.builders.tables import write_rows
+from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
-ROOT = Path(__file__).parents[3]
+ago = FirstUse().ago
 HOSTILE = "=1+1\x1b[31m"
 Rows = Sequence[dict[str, Any]]
-
-
-@cache
-def now() -> datetime:
-    """Return the time of the first test, which may be long after the collection of tests."""
-    return datetime.now(UTC)
-
-
-def ago(**age: float) -> datetime:
-    return now() - timedelta(**age)
 
 
 def ended(cause: str, client_id: str | None, at: datetime, comm: str | None = None, **of: object) -> dict[str, Any]:
@@ -121,13 +109,10 @@ class Tables:
     path: Path
 
     def run(self, command: click.Command, *flags: str) -> Result:
-        result = CliRunner().invoke(command, ["--tables", str(self.path), *flags])
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
+        return asked(command, self.path, *flags)
 
     def rows(self, command: click.Command, *flags: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.run(command, "--json", *flags).stdout.splitlines()]
+        return answered(command, self.path, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -283,13 +268,10 @@ def test_a_missing_table_and_a_missing_flag_are_sentences(tmp_path: Path) -> Non
 
 
 def test_documented_commands_find_rows(tables: Tables) -> None:
-    documents = "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"
-    written = "\n".join((ROOT / document).read_text() for document in documents)
-    for name, command in (("agents", agents), ("disconnects", disconnects), ("storms", storms)):
-        found = re.findall(rf"\.venv/bin/kafka-probe {name} --tables kafka-probe-output([^`\n]*)", written)
-        assert found
-        for flags in found:
-            assert tables.run(command, *shlex.split(flags)).exit_code == 0
+    for command in (agents, disconnects, storms):
+        assert command.name
+        for flags in documented_flags(command.name, "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"):
+            assert tables.run(command, *flags).exit_code == 0
 
 
 def test_the_commands_are_those_of_the_agent() -> None:

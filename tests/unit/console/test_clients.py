@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-from datetime import UTC, datetime, timedelta
-from functools import cache
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.events import bucket_middle_us
 from kafka_probe_console.clients_command import clients
 from tests.builders.tables import write_rows
+from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
-ROOT = Path(__file__).parents[3]
+TIME = FirstUse()
 MOST = 2**63 - 1
-
-
-@cache
-def now() -> datetime:
-    """Return the time of the first test, which may be long after the import."""
-    return datetime.now(UTC)
 
 
 def traffic(side: str, client: str | None, requests: int, **of: object) -> dict[str, Any]:
     """Return a row of traffic of a minute, which ended ten minutes ago."""
-    window = {"window_start": now() - timedelta(minutes=11), "window_end": now() - timedelta(minutes=10)}
+    window = {"window_start": TIME.now - timedelta(minutes=11), "window_end": TIME.now - timedelta(minutes=10)}
     library = {"software_name": "kafka-python", "software_version": "3.0.12"}
     ends = {"client": {"node": "node-1", "comm": "python"}, "server": {"node": "broker-1", "comm": "java"}}
     kind = {"api": "Produce", "api_version": 9, "level": "api"}
     return {**window, **library, **kind, **ends[side], "side": side, "client_id": client, "requests": requests, **of}
-
-
-def asked(tables: Path, *flags: str) -> Result:
-    result = CliRunner().invoke(clients, ["--tables", str(tables), *flags])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def rows(tables: Path, *flags: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in asked(tables, "--json", *flags).stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +51,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_client_has_its_sums_and_latencies_of_the_end_that_saw_most(tables: Path) -> None:
-    both, in_part, broker_only, nameless = rows(tables)
+    both, in_part, broker_only, nameless = answered(clients, tables)
     assert (both["client"], both["api"], both["requests"], both["watched"]) == ("both", "Produce", 120, "client")
     assert (both["requests_per_s"], both["request_bytes"], both["throttle_ms"]) == (2, 1200, 5)
     assert (both["workload"], both["node"], both["versions"]) == ("python", "node-1", "9-11")
@@ -83,14 +62,14 @@ def test_a_client_has_its_sums_and_latencies_of_the_end_that_saw_most(tables: Pa
 
 
 def test_percentiles_are_the_middles_of_their_buckets(tables: Path) -> None:
-    both, *_ = rows(tables)
+    both, *_ = answered(clients, tables)
     assert both["p50_ms"] == pytest.approx(bucket_middle_us(-80) / 1000)
     assert both["p99_ms"] == pytest.approx(bucket_middle_us(-40) / 1000)
-    assert [row["client"] for row in rows(tables, "--sort", "p99_ms", "--limit", "1")] == ["both"]
+    assert [row["client"] for row in answered(clients, tables, "--sort", "p99_ms", "--limit", "1")] == ["both"]
 
 
 def test_errors_have_kafkas_names_and_those_of_newer_releases_their_codes(tables: Path) -> None:
-    (found,) = rows(tables, "--filter", "errors > 0")
+    (found,) = answered(clients, tables, "--filter", "errors > 0")
     assert (found["errors"], found["error_names"]) == (6, "REQUEST_TIMED_OUT 3, 9999 2, ILLEGAL_GENERATION 1")
 
 
@@ -101,22 +80,18 @@ def test_forged_numbers_are_unknown_and_hide_nobody(tmp_path: Path) -> None:
         "traffic",
         [*(traffic("client", "forged", MOST, **forged) for _ in range(2)), traffic("client", "honest", 1)],
     )
-    by_client = {row["client"]: row for row in rows(tmp_path)}
+    by_client = {row["client"]: row for row in answered(clients, tmp_path)}
     assert (by_client["forged"]["requests"], by_client["forged"]["errors"]) == (None, None)
     assert by_client["honest"]["requests"] == 1
 
 
 def test_nothing_that_matches_is_an_error_with_what_there_is(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(KafkaProbeError, match=r"No client matches\. The tables have 4, from "):
-        rows(tables, "--filter", "client = nobody")
+        answered(clients, tables, "--filter", "client = nobody")
     with pytest.raises(KafkaProbeError, match="There is no table traffic in"):
-        rows(tmp_path)
+        answered(clients, tmp_path)
 
 
 def test_documented_commands_find_clients(tables: Path) -> None:
-    documents = "README.md", "docs/guide/answers.md"
-    written = "\n".join((ROOT / document).read_text() for document in documents)
-    found = re.findall(r"\.venv/bin/kafka-probe clients --tables kafka-probe-output([^`\n]*)", written)
-    assert found
-    for flags in found:
-        assert asked(tables, *shlex.split(flags)).exit_code == 0
+    for flags in documented_flags("clients", "README.md", "docs/guide/answers.md"):
+        assert asked(clients, tables, *flags).exit_code == 0

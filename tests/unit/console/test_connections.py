@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe_console.connections_command import connections
 from tests.builders.reported_ends import end
 from tests.builders.tables import write_rows
+from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
-ROOT = Path(__file__).parents[3]
-
-
-@cache
-def now() -> datetime:
-    """Return the time of the first test, which may be long after the import."""
-    return datetime.now(UTC)
-
-
-def ago(**age: float) -> datetime:
-    return now() - timedelta(**age)
-
-
-def asked(tables: Path, *flags: str) -> Result:
-    result = CliRunner().invoke(connections, ["--tables", str(tables), *flags])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def rows(tables: Path, *flags: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in asked(tables, "--json", *flags).stdout.splitlines()]
+TIME = FirstUse()
+ago = TIME.ago
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +48,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_connection_counts_once_by_its_client(tables: Path) -> None:
-    orders, rdkafka, billing = rows(tables, "--since", "60m")
+    orders, rdkafka, billing = answered(connections, tables, "--since", "60m")
     assert (orders["client"], orders["opened"], orders["ended"], orders["open"]) == ("orders", 30, 31, 1)
     assert (orders["opened_per_min"], orders["ended_per_min"]) == (pytest.approx(0.5, 0.1), pytest.approx(0.52, 0.1))
     assert (orders["lifetime_ms"], orders["shortest_ms"]) == (pytest.approx(30_000), pytest.approx(30_000))
@@ -83,10 +57,10 @@ def test_each_connection_counts_once_by_its_client(tables: Path) -> None:
 
 
 def test_a_shorter_period_has_what_began_and_ended_in_it(tables: Path) -> None:
-    by_client = {row["client"]: row for row in rows(tables, "--since", "655s")}
+    by_client = {row["client"]: row for row in answered(connections, tables, "--since", "655s")}
     assert (by_client["orders"]["opened"], by_client["orders"]["ended"]) == (10, 12)
     assert by_client["billing"]["open"] == 1
-    (ended,) = rows(tables, "--from", "29m", "--until", "1655s")
+    (ended,) = answered(connections, tables, "--from", "29m", "--until", "1655s")
     assert (ended["opened"], ended["ended"], ended["lifetime_ms"]) == (1, 2, pytest.approx(75_000))
 
 
@@ -95,33 +69,29 @@ def test_a_broker_has_its_address_beyond_nat_and_forged_numbers_change_nobody_el
     forged = {"age_us": 2**62, "flow_id": "x", "found": "start"}
     write_rows(tmp_path, "opens", [end("client", "1", "a", ago(minutes=6), flow_id="a", found="start", nat=nat)])
     write_rows(tmp_path, "closes", [end("client", "2", "x", ago(minutes=1), **forged)])
-    honest, _ = rows(tmp_path, "--by", "client,broker", "--since", "10m")
+    honest, _ = answered(connections, tmp_path, "--by", "client,broker", "--since", "10m")
     assert (honest["client"], honest["broker"], honest["opened_per_min"]) == ("a", nat["peer"], pytest.approx(0.1, 0.1))
 
 
 def test_other_groups_are_those_of_the_clients_end(tables: Path) -> None:
-    found = rows(tables, "--by", "workload, broker,node")
+    found = answered(connections, tables, "--by", "workload, broker,node")
     assert [(row["workload"], row["broker"], row["node"], row["opened"]) for row in found] == [
         ("billing-7f", "10.0.0.1:9092", "node-1", 30),
         (None, "10.0.0.1:9092", None, 1),
         ("billing-7f", "192.0.2.1:9092", "node-1", 0),
     ]
-    assert len(rows(tables, "--internal")) == 4
+    assert len(answered(connections, tables, "--internal")) == 4
 
 
 def test_what_is_used_incorrectly_and_nothing_that_matches_are_sentences(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--by takes client, workload, broker, node, and not 'pod'"):
-        asked(tables, "--by", "client,pod")
+        asked(connections, tables, "--by", "client,pod")
     with pytest.raises(KafkaProbeError, match=r"No connection matches\. The tables have 33, from "):
-        asked(tables, "--filter", "opened > 99")
+        asked(connections, tables, "--filter", "opened > 99")
     with pytest.raises(KafkaProbeError, match="There is no table opens in"):
-        asked(tmp_path)
+        asked(connections, tmp_path)
 
 
 def test_documented_commands_find_connections(tables: Path) -> None:
-    documents = "README.md", "docs/guide/answers.md"
-    written = "\n".join((ROOT / document).read_text() for document in documents)
-    found = re.findall(r"\.venv/bin/kafka-probe connections --tables kafka-probe-output([^`\n]*)", written)
-    assert found
-    for flags in found:
-        assert asked(tables, *shlex.split(flags)).exit_code == 0
+    for flags in documented_flags("connections", "README.md", "docs/guide/answers.md"):
+        assert asked(connections, tables, *flags).exit_code == 0

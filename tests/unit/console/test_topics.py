@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-from click.testing import CliRunner, Result
 
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe_console.topic_command import topic
 from kafka_probe_console.topics_command import topics
 from tests.builders.tables import write_rows
+from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
-ROOT = Path(__file__).parents[3]
+TIME = FirstUse()
 MOST = 2**63 - 1
-
-
-@cache
-def now() -> datetime:
-    """Return the time of the first test, which may be long after the import."""
-    return datetime.now(UTC)
 
 
 def traffic(
     side: str, client: str | None, api: str, requests: int, name: str | None = "orders", **of: object
 ) -> dict[str, Any]:
     """Return a row of traffic of ten minutes ago, with ten records per request unless they are unread."""
-    window = {"window_start": now() - timedelta(minutes=11), "window_end": now() - timedelta(minutes=10)}
+    window = {"window_start": TIME.now - timedelta(minutes=11), "window_end": TIME.now - timedelta(minutes=10)}
     is_unread = side == "server" and api == "Fetch"
     sums = {"requests": requests, "record_bytes": 1000 * requests, "uncounted_bytes": 1000 * requests * is_unread}
     ends = {"client": {"node": "node-1", "comm": "python"}, "server": {"node": "broker-1", "comm": "java"}}
     records = {"records": 0 if is_unread else 10 * requests, "topic": name, "level": "topic"}
     return {**window, "side": side, "client_id": client, "api": api, **ends[side], **sums, **records, **of}
-
-
-def asked(command: click.Command, tables: Path, *flags: str) -> Result:
-    result = CliRunner().invoke(command, ["--tables", str(tables), *flags])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def rows(command: click.Command, tables: Path, *flags: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in asked(command, tables, "--json", *flags).stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +61,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
             traffic("client", "both", "Produce", 1000, None, level="api"),
         ],
     )
-    write_rows(path, "topic_names", [{"ts": now(), "topic_id": "01", "topic": "orders"}])
+    write_rows(path, "topic_names", [{"ts": TIME.now, "topic_id": "01", "topic": "orders"}])
     return path
 
 
 def test_each_client_counts_once_by_its_own_ends_and_what_only_brokers_saw_is_a_row_of_its_own(tables: Path) -> None:
-    found = rows(topic, tables, "orders", "--filter", "use = writes")
+    found = answered(topic, tables, "orders", "--filter", "use = writes")
     assert [(row["client"], row["workload"], row["watched"], row["requests"]) for row in found] == [
         ("both", "python", "client", 100),
         ("broker only", None, "broker", 40),
@@ -98,12 +76,12 @@ def test_each_client_counts_once_by_its_own_ends_and_what_only_brokers_saw_is_a_
         ("in part", "python", "client", 10),
         (None, None, "broker", 1),
     ]
-    (refused,) = rows(topic, tables, "orders", "--filter", "refused_records > 0")
+    (refused,) = answered(topic, tables, "orders", "--filter", "refused_records > 0")
     assert (refused["client"], refused["refused_records"], refused["errors"]) == ("broker only", 7, 4)
 
 
 def test_readers_have_their_group_and_records_that_a_broker_sent_unread_are_unknown(tables: Path) -> None:
-    of_broker, reader, replica, _ = rows(topic, tables, "orders", "--filter", "use = reads")
+    of_broker, reader, replica, _ = answered(topic, tables, "orders", "--filter", "use = reads")
     assert (of_broker["client"], of_broker["group"], of_broker["requests"]) == ("reader", "fraud", 40)
     assert (reader["client"], reader["group"], reader["workload"]) == ("reader", "billing", "billing-7f")
     assert (reader["records"], reader["bytes"]) == (300, 30_000)
@@ -111,13 +89,13 @@ def test_readers_have_their_group_and_records_that_a_broker_sent_unread_are_unkn
 
 
 def test_topics_have_the_sums_of_both_uses(tables: Path) -> None:
-    orders, never_read = rows(topics, tables)
+    orders, never_read = answered(topics, tables)
     assert (orders["topic"], orders["writers"], orders["readers"], orders["groups"]) == ("orders", 7, 3, 2)
     assert (orders["written_records"], orders["written_bytes"]) == (2110 - 7, 211_000 - 700)
     assert (orders["read_records"], orders["read_bytes"], orders["errors"]) == (None, 75_000, 6)
     assert (never_read["topic"], never_read["readers"], never_read["read_bytes"]) == ("never read", 0, None)
     assert (never_read["writers"], never_read["written_records"], never_read["refused_records"]) == (1, 10, 50)
-    assert rows(topics, tables, "--filter", "readers = 0") == [never_read]
+    assert answered(topics, tables, "--filter", "readers = 0") == [never_read]
 
 
 def test_a_sum_that_overflowed_is_unknown(tmp_path: Path) -> None:
@@ -129,9 +107,9 @@ def test_a_sum_that_overflowed_is_unknown(tmp_path: Path) -> None:
             for n in range(3)
         ],
     )
-    (found,) = rows(topics, tmp_path)
+    (found,) = answered(topics, tmp_path)
     assert (found["written_bytes"], found["written_records"], found["errors"]) == (None, 30, None)
-    assert [row["bytes"] for row in rows(topic, tmp_path, "orders")] == [MOST - 1] * 3
+    assert [row["bytes"] for row in answered(topic, tmp_path, "orders")] == [MOST - 1] * 3
 
 
 def test_forged_sums_hide_nobody(tmp_path: Path) -> None:
@@ -141,7 +119,7 @@ def test_forged_sums_hide_nobody(tmp_path: Path) -> None:
         "window_end": datetime(9998, 1, 2, tzinfo=UTC),
     }
     write_rows(tmp_path, "traffic", [*forged, traffic("client", "honest", "Produce", 1, **future)])
-    found = {row["topic"]: row for row in rows(topics, tmp_path)}
+    found = {row["topic"]: row for row in answered(topics, tmp_path)}
     assert found["orders"]["written_bytes"] == 1000
     assert datetime.fromisoformat(found["orders"]["last"]) < datetime.now(UTC) + timedelta(seconds=5)
     assert found["forged"]["written_bytes"] == -MOST
@@ -149,18 +127,15 @@ def test_forged_sums_hide_nobody(tmp_path: Path) -> None:
 
 def test_a_topic_that_nobody_used_is_an_error_with_what_there_is(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(KafkaProbeError, match=r"No use of a topic matches\. The tables have 3, from "):
-        rows(topic, tables, "nothing")
+        answered(topic, tables, "nothing")
     with pytest.raises(KafkaProbeError, match=r"The nearest that matches was at "):
-        rows(topic, tables, "orders", "--since", "5m")
+        answered(topic, tables, "orders", "--since", "5m")
     with pytest.raises(KafkaProbeError, match="There is no table traffic in"):
-        rows(topics, tmp_path)
+        answered(topics, tmp_path)
 
 
 def test_documented_commands_find_topics(tables: Path) -> None:
-    documents = "README.md", "docs/guide/answers.md"
-    written = "\n".join((ROOT / document).read_text() for document in documents)
-    for name, command in (("topic", topic), ("topics", topics)):
-        found = re.findall(rf"\.venv/bin/kafka-probe {name} --tables kafka-probe-output([^`\n]*)", written)
-        assert found
-        for flags in found:
-            assert asked(command, tables, *shlex.split(flags)).exit_code == 0
+    for command in (topic, topics):
+        assert command.name
+        for flags in documented_flags(command.name, "README.md", "docs/guide/answers.md"):
+            assert asked(command, tables, *flags).exit_code == 0

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import time
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from rich.cells import cell_len
 
 from kafka_probe.errors import KafkaProbeError, UsageError
@@ -23,8 +20,9 @@ from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import CLIENT_ID
 from tests.builders.samples import closed, gone, opened, request, response, stream
 from tests.builders.tables import write_rows, write_tables
+from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
-ROOT = Path(__file__).parents[3]
+TIME = FirstUse()
 HOSTILE = "\x1b[31m" + "x" * 300
 RESET = "after 33.0 s of silence the client received an RST that the broker's host never sent"
 CLIENT = {
@@ -50,10 +48,9 @@ SERVER = {
 }
 
 
-@cache
 def at() -> datetime:
-    """Return the minute of the disconnect, ten minutes before the first test, which may be long after the import."""
-    return (datetime.now(UTC) - timedelta(minutes=10)).replace(second=0, microsecond=0)
+    """Return the minute of the disconnect."""
+    return TIME.ago(minutes=10).replace(second=0, microsecond=0)
 
 
 def of_day() -> str:
@@ -68,17 +65,6 @@ def storm(**of: object) -> dict[str, Any]:
 
 def client(client_id: str) -> dict[str, Any]:
     return {**SERVER, "client": {"id": client_id}}
-
-
-def asked(tables: Path, *flags: str) -> Result:
-    result = CliRunner().invoke(why, ["--tables", str(tables), *flags])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def rows(tables: Path, *flags: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in asked(tables, "--json", *flags).stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +100,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_disconnect_has_both_ends_with_their_processes_and_addresses(tables: Path) -> None:
-    (found,) = rows(tables, "--client", "billing-*")
+    (found,) = answered(why, tables, "--client", "billing-*")
     assert (found["process"], found["workload"], found["node"]) == ("python[412]", "billing-7f", "node-1")
     assert (found["client_address"], found["seen_as"]) == ("10.57.1.11:52224", "10.57.2.2:49631")
     assert (found["broker"], found["broker_seen_as"]) == ("10.0.0.1:9092", "192.0.2.1:9092")
@@ -125,19 +111,19 @@ def test_a_disconnect_has_both_ends_with_their_processes_and_addresses(tables: P
 
 
 def test_what_to_change_has_the_numbers_of_its_silence(tables: Path) -> None:
-    (found,) = rows(tables, "--client", "billing-1")
+    (found,) = answered(why, tables, "--client", "billing-1")
     assert "connections.max.idle.ms of at most 26400, or TCP keepalive" in found["change"]
     assert "of at most 26.4 s. Or raise the idle timeout of the firewall" in found["change"]
-    (restarted,) = rows(tables, "--client", "orders")
+    (restarted,) = answered(why, tables, "--client", "orders")
     assert restarted["change"].startswith("Nothing if this was intended; otherwise check the broker's log.")
 
 
 def test_a_storm_is_that_of_its_time_cause_and_silence_or_of_its_broker(tables: Path) -> None:
-    (found,) = rows(tables, "--client", "billing-1")
+    (found,) = answered(why, tables, "--client", "billing-1")
     assert re.fullmatch(r"30 such disconnects since \S+ \S+, until \S+ \S+: storm 5707", found["storm"])
-    (restarted,) = rows(tables, "--client", "orders")
+    (restarted,) = answered(why, tables, "--client", "orders")
     assert re.fullmatch(r"20 such disconnects since \S+ \S+, not over yet: storm b", restarted["storm"])
-    (refused,) = rows(tables, "--filter", "cause = auth_failure")
+    (refused,) = answered(why, tables, "--filter", "cause = auth_failure")
     assert refused["storm"] is None
 
 
@@ -145,12 +131,12 @@ def test_a_storm_is_that_of_its_time_cause_and_silence_or_of_its_broker(tables: 
     "address", ["10.57.1.11:52224", "10.57.2.2:49631", "10.57.2.2", "192.0.2.1:9092", "192.0.2.1", "10.57.1.11"]
 )
 def test_an_address_is_that_of_either_end_on_either_side_of_nat(tables: Path, address: str) -> None:
-    assert [row["client"] for row in rows(tables, "--address", address, "--client", "bill*")] == ["billing-1"]
-    assert rows(tables, "--address", "10.0.0.1:9092")[0]["client"] == "billing-1"
+    assert [row["client"] for row in answered(why, tables, "--address", address, "--client", "bill*")] == ["billing-1"]
+    assert answered(why, tables, "--address", "10.0.0.1:9092")[0]["client"] == "billing-1"
 
 
 def test_the_text_has_a_heading_and_a_line_per_value(tables: Path) -> None:
-    lines = asked(tables, "--at", of_day()).stdout.splitlines()
+    lines = asked(why, tables, "--at", of_day()).stdout.splitlines()
     assert lines[0] == f"{at().astimezone():%Y-%m-%d %H:%M:%S %Z}  middlebox_reset  billing-1"
     assert lines[1].startswith("  change           Make the clients close or probe idle connections earlier: ")
     assert lines[2].startswith("  storm            30 such disconnects since ")
@@ -164,7 +150,7 @@ def test_the_text_has_a_heading_and_a_line_per_value(tables: Path) -> None:
 
 def test_the_text_fits_a_narrow_terminal_and_names_are_text(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
-    text = asked(tables).stdout
+    text = asked(why, tables).stdout
     assert max(map(len, text.splitlines())) <= 60
     assert "\x1b" not in text
     assert "\\x1b[31mxxx" in text
@@ -195,11 +181,11 @@ def test_last_frames_are_those_of_the_clients_end(tmp_path: Path, monkeypatch: p
         "verdicts",
         [{"ts": ended, "judged_ts": ended, "cause": "unknown", "evidence": "e", "client": end, "flow_id": flows.pop()}],
     )
-    (found,) = rows(tmp_path)
+    (found,) = answered(why, tmp_path)
     assert [line.split()[3] for line in found["last_frames"][::2]] == [f"#{number}," for number in range(16, 20)]
     assert all(line.split()[:2] == ["response", "after"] for line in found["last_frames"][1::2])
     monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
-    *_, last = asked(tmp_path).stdout.splitlines()
+    *_, last = asked(why, tmp_path).stdout.splitlines()
     assert "response after " in last
 
 
@@ -214,7 +200,7 @@ def test_last_frames_are_of_the_ends_that_the_verdict_names(tmp_path: Path) -> N
     reset = {"ts": at(), "judged_ts": at(), "cause": "unknown", "evidence": "e", "flow_id": opening["flow_id"]}
     other = {**CLIENT, "agent_id": "other"}
     write_rows(tmp_path, "verdicts", [{**reset, "client": other, "server": end}, {**reset, "client": other}])
-    assert sorted(len(row["last_frames"]) for row in rows(tmp_path)) == [0, 2]
+    assert sorted(len(row["last_frames"]) for row in answered(why, tmp_path)) == [0, 2]
 
 
 def test_details_that_cannot_be_read_hide_no_disconnect(tmp_path: Path) -> None:
@@ -222,7 +208,7 @@ def test_details_that_cannot_be_read_hide_no_disconnect(tmp_path: Path) -> None:
     log = tmp_path / "storms" / "_delta_log"
     log.mkdir(parents=True)
     (log / f"{0:020}.json").write_text("{")
-    result = asked(tmp_path, "--json")
+    result = asked(why, tmp_path, "--json")
     assert json.loads(result.stdout)["cause"] == "normal"
     assert "Some facts are left out. The table" in result.stderr
 
@@ -233,7 +219,7 @@ def test_a_name_is_never_more_than_part_of_one_line(tmp_path: Path, monkeypatch:
     verdict = {"ts": at(), "judged_ts": at(), "cause": "normal", "evidence": f"{forged} {wide}"}
     write_rows(tmp_path, "verdicts", [{**verdict, "server": client(forged)}])
     monkeypatch.setattr("kafka_probe_console.answer_command.terminal_columns", lambda: 60)
-    lines = asked(tmp_path).stdout.splitlines()
+    lines = asked(why, tmp_path).stdout.splitlines()
     assert max(map(cell_len, lines)) <= 60
     assert [line for line in lines if line.startswith("  change")] == [line for line in lines if "Nothing: the" in line]
 
@@ -242,7 +228,7 @@ def test_a_cause_of_a_newer_release_has_no_advice_and_a_short_silence_no_limit(t
     times = {"ts": at(), "judged_ts": at(), "evidence": "e"}
     causes = ({"cause": "of a newer release"}, {"cause": "middlebox_reset", "idle_us": 300})
     write_rows(tmp_path, "verdicts", [{**times, **cause} for cause in causes])
-    changes = {row["cause"]: row["change"] for row in rows(tmp_path)}
+    changes = {row["cause"]: row["change"] for row in answered(why, tmp_path)}
     assert changes["of a newer release"] is None
     assert "max.idle" not in changes["middlebox_reset"]
 
@@ -251,7 +237,7 @@ def test_addresses_beyond_nat_are_those_of_the_first_open(tmp_path: Path) -> Non
     nat = {"agent_id": "a", "conn_id": "1", "nat": {"local": "192.0.2.77:5000", "peer": "10.0.0.1:9092"}}
     write_rows(tmp_path, "opens", [{**nat, "ts": at() - timedelta(days=3)}])
     write_rows(tmp_path, "verdicts", [{"ts": at(), "judged_ts": at(), "cause": "normal", "client": CLIENT}])
-    (found,) = rows(tmp_path, "--address", "192.0.2.77")
+    (found,) = answered(why, tmp_path, "--address", "192.0.2.77")
     assert (found["seen_as"], found["broker"]) == ("192.0.2.77:5000", "10.0.0.1:9092")
 
 
@@ -272,25 +258,21 @@ def test_nothing_at_a_time_names_the_nearest_that_matches(tables: Path) -> None:
     with pytest.raises(
         KafkaProbeError, match=rf"No disconnect of this time matches\. The nearest .* at {nearest}"
     ) as of:
-        asked(tables, "--client", "billing-1", "--at", (at() + timedelta(minutes=6)).isoformat())
+        asked(why, tables, "--client", "billing-1", "--at", (at() + timedelta(minutes=6)).isoformat())
     assert of.value.exit_code == 1
     with pytest.raises(KafkaProbeError, match=r"No disconnect matches\. The tables have 4, from "):
-        asked(tables, "--client", "nobody", "--at", of_day())
+        asked(why, tables, "--client", "nobody", "--at", of_day())
 
 
 def test_at_is_used_alone_and_is_a_time(tables: Path) -> None:
     with pytest.raises(UsageError, match="Use --at without --since"):
-        asked(tables, "--at", "14:03", "--since", "1h")
+        asked(why, tables, "--at", "14:03", "--since", "1h")
     with pytest.raises(UsageError, match="'25:00' is no time"):
-        asked(tables, "--at", "25:00")
+        asked(why, tables, "--at", "25:00")
     with pytest.raises(UsageError, match="between the years 1 and 9999"):
-        asked(tables, "--at", "0001-01-01T00:00:00Z")
+        asked(why, tables, "--at", "0001-01-01T00:00:00Z")
 
 
 def test_documented_commands_find_disconnects(tables: Path) -> None:
-    documents = "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"
-    written = "\n".join((ROOT / document).read_text() for document in documents)
-    found = re.findall(r"\.venv/bin/kafka-probe why --tables kafka-probe-output([^`\n]*)", written)
-    assert found
-    for flags in found:
-        assert asked(tables, *shlex.split(flags.replace("14:03", of_day()))).exit_code == 0
+    for flags in documented_flags("why", "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"):
+        assert asked(why, tables, *(of_day() if flag == "14:03" else flag for flag in flags)).exit_code == 0

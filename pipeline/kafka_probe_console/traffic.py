@@ -1,15 +1,15 @@
-"""The SQL of what clients wrote to topics and read from them; each counts once although two ends report it.
+"""The SQL of traffic: sums of rows, and what clients wrote to topics and read from them.
 
-A client counts by its own ends. If the brokers' ends have more requests of a client id and group than its own ends, by
-a tenth and some more, some of its connections are watched at the broker only: the difference is a row of its own.
-Smaller differences are the seconds between the reports of both ends.
+Two ends may report a client, which counts once, by its own ends. If the brokers' ends have more requests of a client id
+and group, by a tenth and some more, some of its connections are watched at the broker only: the difference is a row of
+its own. Smaller differences are the seconds between the reports of both ends.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafka_probe_console.ends import workload_of_traffic
+from kafka_probe_console.ends import OWNER
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import within
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SUMS = ("requests", "records", "bytes", "refused_records", "errors")
 """Columns that add up, without what was refused; null if a sum overflowed, or, of `records`, if some were not read."""
-KNOWN_TRAFFIC = (
+KNOWN_TOPICS = (
     "SELECT count(DISTINCT coalesce(topic, topic_id)), epoch_us(min(window_start)), "
     "epoch_us(least(max(window_end), now())) "
     "FROM traffic WHERE level = 'topic'"
@@ -32,6 +32,12 @@ _OVERFLOWED = 2**63 - 1
 def bounded(total: str) -> str:
     """Return a sum as an integer of 64 bits; null if it is one that overflowed, see `kafka_probe_pipeline.sums`."""
     return f"nullif(greatest(least({total}, {_OVERFLOWED}), -{_OVERFLOWED}), {_OVERFLOWED})::BIGINT"
+
+
+def workload(tables: OpenTables) -> str:
+    """Return the name of the workload of a row of `traffic`. Earlier releases wrote fewer names."""
+    names = tables.columns("traffic")
+    return f"coalesce({', '.join(name for name in OWNER if name in names)}, NULL)"
 
 
 def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
@@ -57,7 +63,7 @@ def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object
                 coalesce(uncounted_bytes, 0) AS unread, refused_records,
                 least(coalesce(list_sum(list_transform(map_values(errors), lambda one: one::DOUBLE)), 0), 9e18)::BIGINT
                     AS errors,
-                if(side = 'client', {workload_of_traffic(tables)}, NULL) AS workload,
+                if(side = 'client', {workload(tables)}, NULL) AS workload,
                 if(side = 'client', node, NULL) AS node
             FROM traffic LEFT JOIN {names} USING (topic_id)
             WHERE {where} AND level = 'topic' AND api IN ('Produce', 'Fetch', 'ShareFetch')
