@@ -89,6 +89,8 @@ mutants: setup-tests ## change one comparison or bound of the pipeline's rules a
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate
+	@bash scripts/jars.sh releases build/jars/releases
+	@$(BIN)/python -m scripts.kafka_releases
 	@$(BIN)/python -m scripts.archive_rules
 
 protocol: setup ## list the decoded APIs, their versions and what is kept of them, also in build/protocol.json

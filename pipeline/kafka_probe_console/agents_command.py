@@ -26,7 +26,7 @@ Examples:
   kafka-probe agents --tables kafka-probe-output --filter 'state = silent or lost > 0'
 """
 )
-@prints_view
+@prints_view()
 def agents(tables: OpenTables, period: Period) -> AnswerView:
     """Print the newest report of each node's agent: losses, cost, version, and whether the agent is silent."""
     tables.require("agents")

@@ -47,9 +47,20 @@ _FLAGS: tuple[_Option, ...] = (
 )
 
 
-def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
-    """Return a command that prints a view. view_of returns it for tables, a period and the command's own flags."""
+def prints_view(
+    *, since: str = "1d", at: Callable[[str, datetime], Period] = around
+) -> Callable[[Callable[..., AnswerView]], Callable[..., None]]:
+    """Return a decorator that makes a command of a function, which returns a view that the command prints.
 
+    The function gets the tables, a period and the command's own flags. since: the period unless the user names another;
+    at: returns the period of --at.
+    """
+    return lambda view_of: _command(view_of, since, at)
+
+
+def _command(
+    view_of: Callable[..., AnswerView], lately: str, period_at: Callable[[str, datetime], Period]
+) -> Callable[..., None]:
     @wraps(view_of)
     def run(
         location: str | None,
@@ -72,9 +83,11 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
         if at and (since or begin or end):
             raise UsageError("Use --at without --since, --from and --until.")
         now = datetime.now(UTC)
-        when = around(at, now) if at else period(since or (None if begin or end else "1d"), begin, end, now)
+        when = period_at(at, now) if at else period(since or (None if begin or end else lately), begin, end, now)
         with Waiting() as waiting, tables_at(location) as tables:
             view = view_of(tables, when, **own)
+            if view.graph and (columns or as_objects or as_csv):
+                raise UsageError("Use --dot without --columns, --json and --csv.")
             wanted = Selection(limit or (_MOST_RECORDS if view.heading else _MOST_ROWS), conditions, sort, columns)
             found = answer(view, wanted, tables)
             if not found.rows:
@@ -86,7 +99,7 @@ def prints_view(view_of: Callable[..., AnswerView]) -> Callable[..., None]:
         if as_csv:
             write_csv((column.name for column in found.columns), plain_rows(found), sys.stdout)
         else:
-            for line in _lines(found, details, view.heading, as_objects=as_objects, by_name=columns is not None):
+            for line in _lines(found, details, view, as_objects=as_objects, by_name=columns is not None):
                 click.echo(line)
         if view.note:
             click.echo(view.note, err=True)
@@ -135,12 +148,16 @@ def _details(tables: OpenTables, view: AnswerView, found: Answer) -> Details | N
         return None
 
 
-def _lines(found: Answer, details: Details | None, heading: int, *, as_objects: bool, by_name: bool) -> Iterator[str]:
+def _lines(
+    found: Answer, details: Details | None, view: AnswerView, *, as_objects: bool, by_name: bool
+) -> Iterator[str]:
     """Yield what is printed of an answer. by_name: the user named the columns, so that all are shown."""
+    if view.graph:
+        return view.graph(found)
     if as_objects:
         return json_lines(found, details)
-    if heading and not by_name:
-        return records(found, details, heading, terminal_columns())
+    if view.heading and not by_name:
+        return records(found, details, view.heading, terminal_columns())
     return table(found, None if by_name else terminal_columns())
 
 

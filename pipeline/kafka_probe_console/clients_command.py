@@ -11,7 +11,7 @@ from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import not_internal
 from kafka_probe_console.period import Period
-from kafka_probe_console.traffic import MORE, bounded, workload
+from kafka_probe_console.traffic import KNOWN_CLIENTS, bounded, of_one_side, workload
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Examples:
 """
 )
 @internal_flag
-@prints_view
+@prints_view()
 def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
     """Print how many requests each client sends, how long they take, and their errors and throttling, by API.
 
@@ -61,9 +61,7 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
             FROM uses GROUP BY client, api, side
         ),
         of_ends AS (
-            FROM of_sides QUALIFY row_number() OVER (
-                PARTITION BY client, api ORDER BY requests * if(side = 'client', {MORE}, 1) DESC NULLS LAST, side
-            ) = 1
+            FROM of_sides {of_one_side("client", "api")}
         ),
         of_errors AS (
             SELECT client, api, side, sum(count) AS errors,
@@ -107,6 +105,5 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
         sort="requests",
         time="last",
         subject="client",
-        known="SELECT count(DISTINCT client_id), epoch_us(min(window_start)), epoch_us(least(max(window_end), now())) "
-        "FROM traffic",
+        known=KNOWN_CLIENTS,
     )

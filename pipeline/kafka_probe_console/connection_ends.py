@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from kafka_probe.errors import UsageError
-from kafka_probe_console.period import OUTSIDE, Period
+from kafka_probe_console.period import Period, moved
 from kafka_probe_console.views import within
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ def reported_in(table: str, period: Period) -> Period:
     """Return when the connections that were open in a period were reported, as open or as closed."""
     if not (period.begin or period.end):
         return period
-    try:
-        repeated = (period.end or datetime.now(UTC)) - _REPEATED_WITHIN
-    except OverflowError:
-        raise UsageError(OUTSIDE) from None
+    repeated = moved(period.end or datetime.now(UTC), -_REPEATED_WITHIN)
     begin = repeated if table == "opens" else period.begin and min(period.begin, repeated)
     return Period(begin, period.end)
 

@@ -27,7 +27,7 @@ Examples:
 )
 @click.option("--by", type=click.Choice(GROUPS), help="count by this as well as by cause")
 @internal_flag
-@prints_view
+@prints_view()
 def disconnects(tables: OpenTables, period: Period, by: str | None, *, internal: bool) -> AnswerView:
     """Print how many connections ended for which cause, and which clients and brokers it hit most."""
     tables.require("verdicts")

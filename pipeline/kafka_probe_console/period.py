@@ -12,14 +12,14 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from kafka_probe.errors import UsageError
 
 _DAY = timedelta(days=1)
+_HOUR = timedelta(hours=1)
 _AROUND = timedelta(minutes=5)
-OUTSIDE = "Give times between the years 1 and 9999."
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A time from `begin` to before `end`, both with a zone; None: without a limit."""
+    """A time from `begin` to before `end`, both in UTC; None: without a limit."""
 
     begin: datetime | None = None
     end: datetime | None = None
@@ -27,11 +27,8 @@ class Period:
     @property
     def dates(self) -> tuple[date | None, date | None]:
         """Return the first and the last date in UTC, a day more at each end: clocks differ."""
-        try:
-            first = self.begin.astimezone(UTC).date() - _DAY if self.begin else None
-            last = self.end.astimezone(UTC).date() + _DAY if self.end else None
-        except OverflowError:
-            raise UsageError(OUTSIDE) from None
+        first = moved(self.begin, -_DAY).date() if self.begin else None
+        last = moved(self.end, _DAY).date() if self.end else None
         return first, last
 
 
@@ -86,10 +83,29 @@ def around(text: str, now: datetime) -> Period:
         UsageError: it is none.
     """
     at = moment(text, now)
+    return Period(moved(at, -_AROUND), moved(at, _AROUND))
+
+
+def hour_from(text: str, now: datetime) -> Period:
+    """Return the hour from the time on that a text names.
+
+    Raises:
+        UsageError: it is none.
+    """
+    at = moment(text, now)
+    return Period(at, moved(at, _HOUR))
+
+
+def moved(time: datetime, by: timedelta) -> datetime:
+    """Return a later or earlier time.
+
+    Raises:
+        UsageError: it is beyond the calendar.
+    """
     try:
-        return Period(at - _AROUND, at + _AROUND)
+        return time + by
     except OverflowError:
-        raise UsageError(OUTSIDE) from None
+        raise UsageError("Give times between the years 1 and 9999.") from None
 
 
 def period(since: str | None, begin: str | None, end: str | None, now: datetime) -> Period:

@@ -22,7 +22,7 @@ Examples:
   kafka-probe storms --tables kafka-probe-output --filter 'state = active'
 """
 )
-@prints_view
+@prints_view()
 def storms(tables: OpenTables, period: Period) -> AnswerView:
     """Print the storms that were active in a period, each as of its last change."""
     tables.require("storms")

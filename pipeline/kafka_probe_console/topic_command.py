@@ -24,7 +24,7 @@ Examples:
 """
 )
 @click.argument("name")
-@prints_view
+@prints_view()
 def topic(tables: OpenTables, period: Period, name: str) -> AnswerView:
     """Print who writes to the topic NAME and who reads it, over all nodes.
 

@@ -26,7 +26,7 @@ Examples:
   kafka-probe topics --tables kafka-probe-output --filter 'readers = 0' --sort written_bytes
 """
 )
-@prints_view
+@prints_view()
 def topics(tables: OpenTables, period: Period) -> AnswerView:
     """Print each topic that was written to or read, by how many clients and how much."""
     sql, values = topic_traffic(tables, period)

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 SUMS = ("requests", "records", "bytes", "refused_records", "errors")
 """Columns that add up, without what was refused; null if a sum overflowed, or, of `records`, if some were not read."""
-KNOWN_TOPICS = (
-    "SELECT count(DISTINCT coalesce(topic, topic_id)), epoch_us(min(window_start)), "
-    "epoch_us(least(max(window_end), now())) "
-    "FROM traffic WHERE level = 'topic'"
-)
+_TIMES = "epoch_us(min(window_start)), epoch_us(least(max(window_end), now()))"
+KNOWN_TOPICS = f"SELECT count(DISTINCT coalesce(topic, topic_id)), {_TIMES} FROM traffic WHERE level = 'topic'"
+KNOWN_CLIENTS = f"SELECT count(DISTINCT client_id), {_TIMES} FROM traffic"
 MORE = "1.1::DOUBLE"
 """The brokers' ends count where they have so many times as many requests of a client id as its own ends."""
 _FEW = 10
@@ -34,10 +32,29 @@ def bounded(total: str) -> str:
     return f"nullif(greatest(least({total}, {_OVERFLOWED}), -{_OVERFLOWED}), {_OVERFLOWED})::BIGINT"
 
 
+def count_of(counts: str) -> str:
+    """Return the sum of a map's counts, 0 without any; a forged one does not overflow."""
+    every = f"coalesce(list_sum(list_transform(map_values({counts}), lambda one: one::DOUBLE)), 0)"
+    return f"least({every}, 9e18)::BIGINT"
+
+
+def of_one_side(*key: str) -> str:
+    """Return a clause that keeps the rows of one side: the client's, unless the server's saw more requests."""
+    most = f"requests * if(side = 'client', {MORE}, 1) DESC NULLS LAST, side"
+    return f"QUALIFY row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {most}) = 1"
+
+
 def workload(tables: OpenTables) -> str:
     """Return the name of the workload of a row of `traffic`. Earlier releases wrote fewer names."""
     names = tables.columns("traffic")
     return f"coalesce({', '.join(name for name in OWNER if name in names)}, NULL)"
+
+
+def topic_names(tables: OpenTables) -> str:
+    """Return a relation of topic_id and name."""
+    if tables.add("topic_names"):
+        return "(SELECT topic_id, any_value(topic) AS name FROM topic_names GROUP BY topic_id)"
+    return "(SELECT NULL::VARCHAR AS topic_id, NULL::VARCHAR AS name WHERE false)"
 
 
 def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
@@ -47,9 +64,6 @@ def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object
     """
     tables.require("traffic")
     where, values = within("window_start", period)
-    names = "(SELECT topic_id, any_value(topic) AS name FROM topic_names GROUP BY topic_id)"
-    if not tables.add("topic_names"):
-        names = "(SELECT NULL::VARCHAR AS topic_id, NULL::VARCHAR AS name WHERE false)"
     key = 'topic, use, client, "group"'
     total = ", ".join(f"sum({name}) AS {name}" for name in (*SUMS, "unread"))
     more = "of_broker.{0} - least(coalesce(own.{0}, 0), of_broker.{0})"  # null stays null
@@ -61,11 +75,10 @@ def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object
                 client_id AS client, "group", side, window_start, least(window_end, now()) AS window_end, requests,
                 records - coalesce(refused_records, 0) AS records, record_bytes - coalesce(refused_bytes, 0) AS bytes,
                 coalesce(uncounted_bytes, 0) AS unread, refused_records,
-                least(coalesce(list_sum(list_transform(map_values(errors), lambda one: one::DOUBLE)), 0), 9e18)::BIGINT
-                    AS errors,
+                {count_of("errors")} AS errors,
                 if(side = 'client', {workload(tables)}, NULL) AS workload,
                 if(side = 'client', node, NULL) AS node
-            FROM traffic LEFT JOIN {names} USING (topic_id)
+            FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
             WHERE {where} AND level = 'topic' AND api IN ('Produce', 'Fetch', 'ShareFetch')
         ),
         of_ends AS (

@@ -6,7 +6,7 @@ all values are bound parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class AnswerView:
     facts the tables have of it, and the times of the first and the last, µs since epoch. heading: so many columns are
     the heading of each row, whose other columns have a line each; 0: the rows are a table. details: returns those of
     rows, which are given by the names of their columns, with times as µs since epoch. note: a sentence for the user.
+    graph: returns the lines of a graph in DOT for the rows, with all columns; None: the user wants none.
     """
 
     sql: str
@@ -44,6 +45,7 @@ class AnswerView:
     heading: int = 0
     details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
     note: str = ""
+    graph: Callable[[Answer], Iterator[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ Examples:
 """
 )
 @click.argument("name")
-@prints_view
+@prints_view()
 def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
     """Print both ends of the connections of NAME, newest first.
 

@@ -42,7 +42,7 @@ Examples:
 @click.option("--client", metavar="PATTERN", help="client id, with * and ? as in shells")
 @click.option("--address", metavar="HOST[:PORT]", help="address of either end, on either side of NAT")
 @internal_flag
-@prints_view
+@prints_view()
 def why(tables: OpenTables, period: Period, client: str | None, address: str | None, *, internal: bool) -> AnswerView:
     """Print why connections ended: cause, evidence, both ends, last frames, and what to change."""
     tables.require("verdicts")

@@ -80,10 +80,11 @@ _TRAFFIC = pa.schema(
         *(("date", pa.date32()), ("window_start", _TIME), ("window_end", _TIME)),
         *((name, _TEXT) for name in ("node", "side", "comm", "container_name", "pod", "client_id", "api", "group")),
         *((name, _TEXT) for name in ("level", "topic", "topic_id", "software_name", "software_version", "opaque")),
+        *((name, _TEXT) for name in ("cluster_id", "transactional_id")),
         *((name, _LONG) for name in ("records", "record_bytes", "uncounted_bytes", "refused_records")),
-        *((name, _LONG) for name in ("refused_bytes", "api_version", "throttle_ms")),
+        *((name, _LONG) for name in ("refused_bytes", "api_key", "api_version", "acks", "batches", "throttle_ms")),
         *_SUMS,
-        *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency")),
+        *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency", "codecs")),
     ]
 )
 _TOPIC_NAMES = pa.schema([("date", pa.date32()), ("ts", _TIME), ("topic_id", _TEXT), ("topic", _TEXT)])

@@ -56,7 +56,7 @@ def parse_range(text: str) -> Range | None:
 
 def build(jars: Path) -> dict[Path, str]:
     """Return the text of each file. Raises StartError if a jar is missing below `jars`."""
-    newest, older = (_definitions(_find(jars, version)) for version in (NEWEST, OLDER))
+    newest, older = (definitions(_find(jars, version)) for version in (NEWEST, OLDER))
     names = {
         key: (newest.get((key, "request")) or older[key, "request"])["name"].removesuffix("Request")
         for key in sorted({key for key, _ in newest | older})
@@ -89,7 +89,8 @@ def _find(jars: Path, version: str) -> Path:
     raise StartError(f"{name} is not below {jars}: run `make setup-tests`")
 
 
-def _definitions(jar: Path) -> Definitions:
+def definitions(jar: Path) -> Definitions:
+    """Return the definitions in a jar of Kafka's clients by API key and direction."""
     found = {}
     with zipfile.ZipFile(jar) as archive:
         for name in archive.namelist():

@@ -1,0 +1,141 @@
+"""The command `kafka-probe changes`: what is new, gone, doubled or halved against an earlier period."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from kafka_probe.errors import UsageError
+from kafka_probe.text import printable
+from kafka_probe_console.answer_command import internal_flag, prints_view
+from kafka_probe_console.columns import columns
+from kafka_probe_console.ends import not_internal
+from kafka_probe_console.period import Period, hour_from, moment, moved
+from kafka_probe_console.traffic import KNOWN_CLIENTS, topic_names
+from kafka_probe_console.views import AnswerView, within
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
+
+_OF_APIS, _OF_TOPICS = "level = 'api'", "level = 'topic' AND api"
+_FACTS = {
+    "client": (_OF_APIS, "client", "client"),
+    "library": (_OF_APIS, "library", "client"),
+    "API version": (_OF_APIS, "api || ' ' || api_version", "client"),
+    "writes to topic": (f"{_OF_TOPICS} = 'Produce'", "topic", "NULL"),
+    "reads of topic": (f"{_OF_TOPICS} IN ('Fetch', 'ShareFetch')", "topic", "NULL"),
+}
+"""What may change: the condition on its rows in `traffic`, its name, and the client that it belongs to."""
+_LEAST = 60
+"""Requests by which the two periods differ at least: rates of a few requests double by chance."""
+_RATES = ("before_per_min", "after_per_min")
+_SHOWN_NODES = 5
+
+
+class _Compared(NamedTuple):
+    """A period of which both ends are known."""
+
+    begin: datetime
+    end: datetime
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kafka-probe changes --tables kafka-probe-output --at 14:00
+  kafka-probe changes --tables kafka-probe-output --since 1h --against 1d
+"""
+)
+@click.option("--against", metavar="AGE", help="compare with the period so much earlier [default: the one just before]")
+@internal_flag
+@prints_view(since="1h", at=hour_from)
+def changes(tables: OpenTables, period: Period, against: str | None, *, internal: bool) -> AnswerView:
+    """Print which clients, libraries, API versions and topics are new or gone, and which rates doubled or halved.
+
+    `--at` compares the hour from then on with the hour before. Rates are requests per minute.
+    """
+    tables.require("traffic")
+    before, after = _periods(period, against)
+    (where_before, values_before), (where_after, values_after) = (
+        within("window_start", Period(*one)) for one in (before, after)
+    )
+    minutes = [(one.end - one.begin).total_seconds() / 60 for one in (before, after)]
+    facts = " UNION ALL ".join(
+        f"""
+        SELECT '{what}' AS what, {name} AS name, {client} AS client, side, is_after, requests, window_start, window_end
+        FROM uses WHERE {rows}
+        """
+        for what, (rows, name, client) in _FACTS.items()
+    )
+    sql = f"""
+        WITH uses AS NOT MATERIALIZED (
+            SELECT {where_after} AS is_after, side, level, client_id AS client, api, api_version, requests,
+                nullif(concat_ws(' ', software_name, software_version), '') AS library,
+                coalesce(topic, name, topic_id) AS topic, least(window_start, now()) AS window_start,
+                least(window_end, now()) AS window_end
+            FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
+            WHERE (({where_before}) OR ({where_after})) AND {not_internal("client_id", internal=internal)}
+        ),
+        of_sides AS (
+            SELECT what, name, client, side, coalesce(sum(requests) FILTER (NOT is_after), 0)::DOUBLE AS before,
+                coalesce(sum(requests) FILTER (is_after), 0)::DOUBLE AS after, min(window_start) AS first,
+                max(window_end) AS last
+            FROM ({facts}) WHERE name IS NOT NULL GROUP BY what, name, client, side
+        ),
+        compared AS (
+            SELECT what, name, client, max(before) AS before, max(after) AS after, max(before) / ? AS before_per_min,
+                max(after) / ? AS after_per_min, min(first) AS first, max(last) AS last
+            FROM of_sides GROUP BY what, name, client
+        )
+        SELECT *, CASE WHEN before = 0 THEN 'new' WHEN after = 0 THEN 'gone'
+            WHEN after_per_min > before_per_min THEN 'more' ELSE 'less' END AS change
+        FROM compared WHERE (before = 0) != (after = 0) OR (abs(after - before) >= {_LEAST}
+            AND (after_per_min >= 2 * before_per_min OR before_per_min >= 2 * after_per_min))
+    """
+    return AnswerView(
+        sql=sql,
+        values=(*values_after, *values_before, *values_after, *minutes),
+        columns=columns(
+            *("change", "what", "name", "client", *_RATES, "last", "first"), numbers=_RATES, times={"last", "first"}
+        ),
+        sort="change",
+        time="last",
+        subject="change",
+        known=KNOWN_CLIENTS,
+        note=_note(tables, before, after),
+    )
+
+
+def _periods(period: Period, against: str | None) -> tuple[_Compared, _Compared]:
+    """Return the earlier period and the period; both are empty if any time is meant.
+
+    Raises:
+        UsageError: the period has no begin, or both have a time in common.
+    """
+    end = period.end or datetime.now(UTC)
+    if period.end and not period.begin:
+        raise UsageError("Give --from with --until.")
+    length = timedelta(seconds=round((end - (period.begin or end)).total_seconds()))
+    shift = length if against is None else end - moment(against, end)
+    if shift < length:
+        raise UsageError(f"--against {printable(against)} is shorter than the period, which is {length}.")
+    earlier = moved(end, -shift)
+    return _Compared(moved(earlier, -length), earlier), _Compared(end - length, end)
+
+
+def _note(tables: OpenTables, before: _Compared, after: _Compared) -> str:
+    """Return a sentence about the nodes whose agents reported in only one of the periods; nothing without any."""
+    if not tables.add("agents"):
+        return ""
+    reports = [within("received_ts", Period(*one)) for one in (before, after)]
+    of_before, of_after = (f"SELECT node FROM agents WHERE {where}" for where, _ in reports)
+    ask = f"({of_before} EXCEPT {of_after}) UNION ({of_after} EXCEPT {of_before}) ORDER BY node"
+    ((_, first), (_, second)) = reports
+    nodes = [printable(node) for (node,) in tables.rows(ask, [*first, *second, *second, *first])]
+    if not nodes:
+        return ""
+    shown = ", ".join(nodes[:_SHOWN_NODES])
+    more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
+    return f"Agents of {shown}{more} reported in one of the periods only, so what they saw seems new or gone."
