@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import entry_points
@@ -54,14 +54,29 @@ CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConf
 
 
 def main() -> None:
-    """Run the command; this is the entry point of the package."""
+    """Run the command and end the process; this is the entry point of the package."""
+    status = execute()
+    if "pyarrow" in sys.modules:
+        # Arrow may still read ahead. Before 3.14, Python ends such a thread in the middle of C++, which aborts.
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def execute() -> int:
+    """Run the command; return the exit status."""
     # NumPy would start threads for linear algebra, which the agent does not use; they would keep all capabilities.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         commands(prog_name="kafka-probe")
     except KafkaProbeError as error:
         click.echo(f"kafka-probe: {printable_lines(str(error))}", err=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -171,7 +171,5 @@ def test_an_error_of_the_command_is_text(
 
     monkeypatch.setattr(cli, "commands", fails)
     monkeypatch.setattr("sys.argv", ["kafka-probe"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == StartError.exit_code
+    assert cli.execute() == StartError.exit_code
     assert not unsafe(capsys.readouterr().err)
