@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -32,12 +32,10 @@ internal_flag = click.option("--internal", is_flag=True, help="also kafka-probe'
 _LATELY = timedelta(days=1)
 _OLD_S = 600
 _MOST_ROWS, _MOST_RECORDS = 100, 10
+_TIME_LIMIT_S = 120
 _FLAGS: tuple[_Option, ...] = (
-    tables_flag,
-    click.option("--since", metavar="AGE", help="only since then, such as 15m, 2h or 7d"),
     click.option("--from", "begin", metavar="TIME", help="only from then on, an age or ISO 8601"),
     click.option("--until", "end", metavar="TIME", help="only before then, an age or ISO 8601"),
-    click.option("--at", metavar="TIME", help="only five minutes before and after it, such as 14:03"),
     click.option("--filter", "conditions", metavar="TEXT", help="only rows that match, such as 'COLUMN = VALUE'"),
     click.option("--sort", metavar="COLUMN", help="texts ascending, numbers and times descending"),
     click.option("--columns", metavar="NAMES", help="columns to print, separated by commas"),
@@ -48,14 +46,27 @@ _FLAGS: tuple[_Option, ...] = (
 
 
 def prints_view(
-    *, since: str = "1d", at: Callable[[str, datetime], Period] = around
+    *,
+    since: str = "1d",
+    at: Callable[[str, datetime], Period] = around,
+    at_help: str = "only five minutes before and after it",
 ) -> Callable[[Callable[..., AnswerView]], Callable[..., None]]:
     """Return a decorator that makes a command of a function, which returns a view that the command prints.
 
     The function gets the tables, a period and the command's own flags. since: the period unless the user names another;
-    at: returns the period of --at.
+    at: returns the period of --at, of which at_help is the description.
     """
-    return lambda view_of: _command(view_of, since, at)
+    of_period = (
+        click.option("--since", metavar="AGE", help=f"only since then, such as 15m, 2h or 7d [default: {since}]"),
+        click.option("--at", metavar="TIME", help=f"{at_help}, such as 14:03"),
+    )
+    return lambda view_of: _with_flags(_command(view_of, since, at), (tables_flag, *of_period, *_FLAGS))
+
+
+def _with_flags(command: Callable[..., None], flags: Sequence[_Option]) -> Callable[..., None]:
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
 
 
 def _command(
@@ -84,7 +95,7 @@ def _command(
             raise UsageError("Use --at without --since, --from and --until.")
         now = datetime.now(UTC)
         when = period_at(at, now) if at else period(since or (None if begin or end else lately), begin, end, now)
-        with Waiting() as waiting, tables_at(location) as tables:
+        with Waiting() as waiting, tables_at(location) as tables, tables.time_limit(_TIME_LIMIT_S):
             view = view_of(tables, when, **own)
             if view.graph and (columns or as_objects or as_csv):
                 raise UsageError("Use --dot without --columns, --json and --csv.")
@@ -107,10 +118,7 @@ def _command(
             click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
         click.echo(newest, err=True)
 
-    command: Callable[..., None] = run
-    for flag in reversed(_FLAGS):
-        command = flag(command)
-    return command
+    return run
 
 
 def _require_utf8(values: Iterable[object]) -> None:
@@ -165,8 +173,9 @@ def _nothing(tables: OpenTables, view: AnswerView, nearest: int | None) -> str:
     """Return sentences about what the tables have instead. nearest: time of a row that matches but for the period."""
     ((number, first, last),) = tables.rows(view.known)
     if not number:
-        return f"No {view.subject} matches. The tables have no {view.subject}."
-    has = f"The tables have {number:,}, from {written(first)} to {written(last)}."
+        return f"No {view.subject} matches. The tables have no {view.known_subject or view.subject}."
+    counted = f"{number:,} {view.known_subject}s" if view.known_subject else f"{number:,}"
+    has = f"The tables have {counted}, from {written(first)} to {written(last)}."
     if nearest is None:
         return f"No {view.subject} matches. {has}"
     return f"No {view.subject} of this time matches. The nearest that matches was at {written(nearest)}. {has}"

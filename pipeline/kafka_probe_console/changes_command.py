@@ -1,4 +1,7 @@
-"""The command `kafka-probe changes`: what is new, gone, doubled or halved against an earlier period."""
+"""The command `kafka-probe changes`: what is new, gone, doubled or halved against an earlier period.
+
+Clients and topics have rates. Libraries and API versions are properties: they change only while their client stays.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import not_internal
 from kafka_probe_console.period import Period, hour_from, moment, moved
-from kafka_probe_console.traffic import KNOWN_CLIENTS, topic_names
+from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, topic_names
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
@@ -21,16 +24,16 @@ if TYPE_CHECKING:
 
 _OF_APIS, _OF_TOPICS = "level = 'api'", "level = 'topic' AND api"
 _FACTS = {
-    "client": (_OF_APIS, "client", "client"),
-    "library": (_OF_APIS, "library", "client"),
-    "API version": (_OF_APIS, "api || ' ' || api_version", "client"),
-    "writes to topic": (f"{_OF_TOPICS} = 'Produce'", "topic", "NULL"),
-    "reads of topic": (f"{_OF_TOPICS} IN ('Fetch', 'ShareFetch')", "topic", "NULL"),
+    "client": (_OF_APIS, "client", "client", "NULL"),
+    "library": (_OF_APIS, "library", "client", "client"),
+    "API version": (_OF_APIS, "api || ' ' || api_version", "client", "client || ' ' || api"),
+    "writes to topic": (f"{_OF_TOPICS} = 'Produce'", "topic", "NULL", "NULL"),
+    "reads of topic": (f"{_OF_TOPICS} IN ('Fetch', 'ShareFetch')", "topic", "NULL", "NULL"),
 }
-"""What may change: the condition on its rows in `traffic`, its name, and the client that it belongs to."""
+"""What may change: the condition on its rows in `traffic`, its name, its client, and what it is a property of."""
 _LEAST = 60
 """Requests by which the two periods differ at least: rates of a few requests double by chance."""
-_RATES = ("before_per_min", "after_per_min")
+_RATES = ("before_per_min", "after_per_min", "difference_per_min")
 _SHOWN_NODES = 5
 
 
@@ -50,7 +53,7 @@ Examples:
 )
 @click.option("--against", metavar="AGE", help="compare with the period so much earlier [default: the one just before]")
 @internal_flag
-@prints_view(since="1h", at=hour_from)
+@prints_view(since="1h", at=hour_from, at_help="the hour from then on, against the hour before")
 def changes(tables: OpenTables, period: Period, against: str | None, *, internal: bool) -> AnswerView:
     """Print which clients, libraries, API versions and topics are new or gone, and which rates doubled or halved.
 
@@ -61,49 +64,56 @@ def changes(tables: OpenTables, period: Period, against: str | None, *, internal
     (where_before, values_before), (where_after, values_after) = (
         within("window_start", Period(*one)) for one in (before, after)
     )
-    minutes = [(one.end - one.begin).total_seconds() / 60 for one in (before, after)]
+    minutes = (after.end - after.begin).total_seconds() / 60
     facts = " UNION ALL ".join(
         f"""
-        SELECT '{what}' AS what, {name} AS name, {client} AS client, side, is_after, requests, window_start, window_end
+        SELECT '{what}' AS what, {name} AS name, {client} AS client, {owner} AS owner, side, is_after, requests, first,
+            last
         FROM uses WHERE {rows}
         """
-        for what, (rows, name, client) in _FACTS.items()
+        for what, (rows, name, client, owner) in _FACTS.items()
     )
     sql = f"""
         WITH uses AS NOT MATERIALIZED (
             SELECT {where_after} AS is_after, side, level, client_id AS client, api, api_version, requests,
-                nullif(concat_ws(' ', software_name, software_version), '') AS library,
-                coalesce(topic, name, topic_id) AS topic, least(window_start, now()) AS window_start,
-                least(window_end, now()) AS window_end
+                {LIBRARY} AS library, coalesce(topic, name, topic_id) AS topic, {FIRST} AS first, {LAST} AS last
             FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
             WHERE (({where_before}) OR ({where_after})) AND {not_internal("client_id", internal=internal)}
         ),
         of_sides AS (
-            SELECT what, name, client, side, coalesce(sum(requests) FILTER (NOT is_after), 0)::DOUBLE AS before,
-                coalesce(sum(requests) FILTER (is_after), 0)::DOUBLE AS after, min(window_start) AS first,
-                max(window_end) AS last
-            FROM ({facts}) WHERE name IS NOT NULL GROUP BY what, name, client, side
+            SELECT what, name, client, owner, side, coalesce(sum(requests) FILTER (NOT is_after), 0)::DOUBLE AS before,
+                coalesce(sum(requests) FILTER (is_after), 0)::DOUBLE AS after, min(first) AS first, max(last) AS last
+            FROM ({facts}) WHERE name IS NOT NULL GROUP BY ALL
         ),
         compared AS (
-            SELECT what, name, client, max(before) AS before, max(after) AS after, max(before) / ? AS before_per_min,
-                max(after) / ? AS after_per_min, min(first) AS first, max(last) AS last
-            FROM of_sides GROUP BY what, name, client
+            SELECT what, name, client, owner, max(before) AS before, max(after) AS after, min(first) AS first,
+                max(last) AS last, CASE WHEN max(before) = 0 THEN 'new' WHEN max(after) = 0 THEN 'gone'
+                    WHEN max(after) > max(before) THEN 'more' ELSE 'less' END AS change
+            FROM of_sides GROUP BY ALL
         )
-        SELECT *, CASE WHEN before = 0 THEN 'new' WHEN after = 0 THEN 'gone'
-            WHEN after_per_min > before_per_min THEN 'more' ELSE 'less' END AS change
-        FROM compared WHERE (before = 0) != (after = 0) OR (abs(after - before) >= {_LEAST}
-            AND (after_per_min >= 2 * before_per_min OR before_per_min >= 2 * after_per_min))
+        SELECT *, before / minutes AS before_per_min, after / minutes AS after_per_min,
+            abs(after - before) / minutes AS difference_per_min
+        FROM compared, (SELECT ?::DOUBLE AS minutes)
+        -- A property changes only if its owner is in both periods, and its rate is that of its owner.
+        QUALIFY CASE
+            WHEN change NOT IN ('new', 'gone') THEN owner IS NULL AND abs(after - before) >= {_LEAST}
+                AND (after >= 2 * before OR before >= 2 * after)
+            WHEN owner IS NOT NULL THEN sum(before) OVER (PARTITION BY what, owner) > 0
+                AND sum(after) OVER (PARTITION BY what, owner) > 0
+            ELSE before > 0 OR after > 0
+        END
     """
     return AnswerView(
         sql=sql,
-        values=(*values_after, *values_before, *values_after, *minutes),
+        values=(*values_after, *values_before, *values_after, minutes),
         columns=columns(
             *("change", "what", "name", "client", *_RATES, "last", "first"), numbers=_RATES, times={"last", "first"}
         ),
-        sort="change",
+        sort="difference_per_min",
         time="last",
         subject="change",
         known=KNOWN_CLIENTS,
+        known_subject="client",
         note=_note(tables, before, after),
     )
 

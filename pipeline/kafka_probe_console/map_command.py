@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,21 +40,24 @@ def connection_map(tables: OpenTables, period: Period, *, dot: bool, internal: b
 def _graph(found: Answer) -> Iterator[str]:
     """Yield the lines of a graph in DOT: boxes are brokers, and an edge has the number of open connections."""
     place = {column.name: number for number, column in enumerate(found.columns)}
-    sources, brokers = dict[str, str](), dict[str, str]()
+    sources, brokers = dict[object, str](), dict[object, str]()
     yield "digraph kafka {"
     yield "  rankdir=LR"
     for row in found.rows:
         workload, client, broker, node, number = (row[place[name]] for name in (*_GROUPS, "open"))
-        source = "\\n".join(_escaped(name) for name in (workload, client, node) if name) or "unknown"
-        target = _escaped(broker or "unknown")
-        for names, text, kind, shape in ((sources, source, "client", "ellipse"), (brokers, target, "broker", "box")):
-            if text not in names:
-                names[text] = f"{kind}{len(names)}"
-                yield f'  {names[text]} [label="{text}", shape={shape}]'
-        yield f'  {sources[source]} -> {brokers[target]} [label="{number}"]'
+        source = (workload, client, node)
+        if source not in sources:
+            sources[source] = f"client{len(sources)}"
+            yield f'  {sources[source]} [label="{_label(source)}"]'
+        if broker not in brokers:
+            brokers[broker] = f"broker{len(brokers)}"
+            yield f'  {brokers[broker]} [label="{_label([broker])}", shape=box]'
+        yield f'  {sources[source]} -> {brokers[broker]} [label="{number}"]'
     yield "}"
 
 
-def _escaped(name: object) -> str:
-    """Return a name for a text in quotes in DOT."""
-    return printable(name, NAME_LIMIT).replace("\\", "\\\\").replace('"', '\\"')
+def _label(names: Iterable[object]) -> str:
+    """Return names, a line each, for a text in quotes in DOT, which reads escapes and HTML's entities."""
+    texts = (printable(name, NAME_LIMIT) for name in names if name)
+    escaped = (text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"') for text in texts)
+    return "\\n".join(escaped) or "unknown"

@@ -87,13 +87,15 @@ def around(text: str, now: datetime) -> Period:
 
 
 def hour_from(text: str, now: datetime) -> Period:
-    """Return the hour from the time on that a text names.
+    """Return the hour from the time on that a text names, or what has passed of it.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is no time, or in the future.
     """
     at = moment(text, now)
-    return Period(at, moved(at, _HOUR))
+    if at >= now:
+        raise UsageError(f"{text} is in the future.")
+    return Period(at, min(moved(at, _HOUR), now.astimezone(UTC)))
 
 
 def moved(time: datetime, by: timedelta) -> datetime:

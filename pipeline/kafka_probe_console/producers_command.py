@@ -1,4 +1,8 @@
-"""The command `kafka-probe producers`: how clients write, what they risk, and what they waste."""
+"""The command `kafka-probe producers`: how clients write, what they risk, and what they waste.
+
+Requests, records and bytes are those of APIs, so that a request to many topics counts once; codecs and topics are those
+of the topics in requests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,17 @@ from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import not_internal
 from kafka_probe_console.period import Period
-from kafka_probe_console.traffic import KNOWN_CLIENTS, bounded, count_of, of_one_side, workload
+from kafka_probe_console.traffic import (
+    FIRST,
+    KNOWN_CLIENTS,
+    LAST,
+    LIBRARY,
+    count_of,
+    counted_once,
+    same,
+    topic_names,
+    workload,
+)
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
@@ -20,6 +34,8 @@ _SUMS = ("requests", "records", "batches", "bytes", "refused_records", "errors")
 _NUMBERS = ("requests", "requests_per_s", "records", "bytes", "records_per_batch", "bytes_per_batch")
 _COUNTS = ("refused_records", "errors", "topics")
 _SMALL_RECORDS, _OFTEN_PER_S = 2, 10
+_END = ("client", "side", "workload")
+_PRODUCER = (*_END, "acks")
 
 
 @click.command(
@@ -39,62 +55,70 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
     """
     tables.require("traffic")
     where, values = within("window_start", period)
-    same = " AND ".join(
-        f"producers.{name} IS NOT DISTINCT FROM {{0}}.{name}" for name in ("client", "side", "workload")
-    )
     sql = f"""
-        WITH every AS NOT MATERIALIZED (
-            SELECT client_id AS client, side, level, api, if(side = 'client', {workload(tables)}, NULL) AS workload,
-                acks, transactional_id, nullif(concat_ws(' ', software_name, software_version), '') AS library,
-                if(side = 'client', node, NULL) AS node, coalesce(topic, topic_id) AS topic, requests, records, batches,
-                record_bytes AS bytes, refused_records, {count_of("errors")} AS errors, codecs,
-                least(window_start, now()) AS window_start, least(window_end, now()) AS window_end
-            FROM traffic WHERE {where} AND {not_internal("client_id", internal=internal)}
+        WITH rows AS NOT MATERIALIZED (
+            SELECT client_id AS client, side, if(side = 'client', {workload(tables)}, NULL) AS workload,
+                if(side = 'client', node, NULL) AS node, level, api, acks, transactional_id, {LIBRARY} AS library,
+                coalesce(topic, name, topic_id) AS topic, codecs, requests, records, batches, record_bytes AS bytes,
+                refused_records, {count_of("errors")} AS errors, {FIRST} AS first, {LAST} AS last
+            FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
+            WHERE {where} AND {not_internal("client_id", internal=internal)}
         ),
-        uses AS (FROM every WHERE level = 'topic' AND api = 'Produce'),
-        of_sides AS (SELECT client, side, sum(requests) AS requests FROM uses GROUP BY ALL),
-        producers AS (
-            SELECT client, side, workload, acks, mode(library) AS library, mode(node) AS node,
-                bool_or(transactional_id IS NOT NULL) AS is_transactional, count(DISTINCT topic) AS topics,
-                {", ".join(f"sum({name}) AS {name}" for name in _SUMS)}, min(window_start) AS first,
-                max(window_end) AS last
-            FROM uses SEMI JOIN (FROM of_sides {of_one_side("client")}) watched
-                ON watched.client IS NOT DISTINCT FROM uses.client AND watched.side = uses.side
-            GROUP BY ALL
+        of_acks AS (
+            SELECT client, side, workload, acks, {", ".join(f"sum({name}) AS {name}" for name in _SUMS)},
+                arg_max(library, last) AS library, arg_max(node, last) AS node,
+                bool_or(transactional_id IS NOT NULL) AS is_transactional, min(first) AS first, max(last) AS last
+            FROM rows WHERE level = 'api' AND api = 'Produce' GROUP BY ALL
         ),
-        of_codecs AS (
-            SELECT client, side, workload, acks, string_agg(codec, ', ' ORDER BY count DESC, codec) AS codecs,
+        uses AS (
+            SELECT * REPLACE (CASE
+                WHEN acks = -1 THEN 'all'
+                WHEN acks IS NOT NULL THEN acks::VARCHAR
+                WHEN requests > 0 THEN 'differ'
+                -- Responses whose requests are in an earlier interval.
+                ELSE max(if(acks = -1, 'all', acks::VARCHAR)) OVER (PARTITION BY client, side, workload)
+            END AS acks) FROM of_acks
+        ),
+        once AS (
+            SELECT *, if(watched = 'client', 'client', 'server') AS side
+            FROM {counted_once("uses", ("client", "acks"), ("workload",), _SUMS)}
+        ),
+        facts AS (
+            SELECT client, side, workload, acks, arg_max(library, last) AS library,
+                arg_max(node, last) AS node, bool_or(is_transactional) AS is_transactional
+            FROM uses GROUP BY ALL
+        ),
+        topics AS (
+            SELECT client, side, workload, count(DISTINCT topic) AS topics
+            FROM rows WHERE level = 'topic' AND api = 'Produce' GROUP BY ALL
+        ),
+        codecs AS (
+            SELECT client, side, workload, string_agg(codec, ', ' ORDER BY count DESC, codec) AS codecs,
                 coalesce(sum(count) FILTER (codec = 'none'), 0) / sum(count) AS uncompressed
             FROM (
-                SELECT client, side, workload, acks, one.key AS codec, sum(one.value) AS count
-                FROM (SELECT client, side, workload, acks, unnest(map_entries(codecs)) AS one FROM uses) GROUP BY ALL
-            ) GROUP BY client, side, workload, acks
+                SELECT client, side, workload, one.key AS codec, sum(one.value) AS count FROM (
+                    SELECT client, side, workload, unnest(map_entries(codecs)) AS one
+                    FROM rows WHERE level = 'topic' AND api = 'Produce'
+                ) WHERE one.value > 0 GROUP BY ALL
+            ) GROUP BY ALL
         ),
         idempotent AS (
-            SELECT DISTINCT client, side, workload FROM every WHERE level = 'api' AND api = 'InitProducerId'
-        ),
-        rates AS (
-            SELECT *, {", ".join(f"{bounded(f'producers.{name}')} AS {name}_sum" for name in _SUMS)},
-                requests_sum / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
-                records_sum / nullif(batches_sum, 0) AS records_per_batch,
-                bytes_sum / nullif(batches_sum, 0) AS bytes_per_batch
-            FROM producers
+            SELECT DISTINCT client, side, workload, 'all' AS acks FROM rows
+            WHERE level = 'api' AND api = 'InitProducerId'
         )
-        SELECT producers.client, producers.workload, library, node, topics,
-            if(producers.side = 'client', 'client', 'broker') AS watched,
-            if(producers.acks = -1, 'all', producers.acks::VARCHAR) AS acks,
-            CASE WHEN is_transactional THEN 'transactional' WHEN idempotent.side IS NOT NULL THEN 'idempotent' END
+        SELECT once.*, library, node, topics, codecs,
+            CASE WHEN is_transactional THEN 'transactional' WHEN idempotent.acks = 'all' THEN 'idempotent' END
                 AS producer,
-            codecs, requests_per_s, records_per_batch, bytes_per_batch,
-            {", ".join(f"{name}_sum AS {name}" for name in _SUMS)},
-            nullif(concat_ws(', ', if(producers.acks IN (0, 1), 'acks=' || producers.acks, NULL),
+            requests / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
+            records / nullif(batches, 0) AS records_per_batch, bytes / nullif(batches, 0) AS bytes_per_batch,
+            nullif(concat_ws(', ', if(once.acks IN ('0', '1', 'differ'), 'acks=' || once.acks, NULL),
                 if(refused_records > 0, 'refused records', NULL)), '') AS risks,
             nullif(concat_ws(', ', if(uncompressed > 0.5, 'uncompressed', NULL),
                 if(requests_per_s >= {_OFTEN_PER_S} AND records_per_batch < {_SMALL_RECORDS}, 'small batches', NULL)),
-                '') AS waste, first, last
-        FROM rates producers
-            LEFT JOIN of_codecs ON {same.format("of_codecs")} AND producers.acks IS NOT DISTINCT FROM of_codecs.acks
-            LEFT JOIN idempotent ON {same.format("idempotent")}
+                '') AS waste
+        FROM once LEFT JOIN facts ON {same("once", "facts", _PRODUCER)}
+            LEFT JOIN idempotent ON {same("once", "idempotent", _PRODUCER)}
+            LEFT JOIN topics ON {same("once", "topics", _END)} LEFT JOIN codecs ON {same("once", "codecs", _END)}
     """
     return AnswerView(
         sql=sql,

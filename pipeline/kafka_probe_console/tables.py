@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Event, Timer
 from typing import Any
 
 import duckdb
@@ -37,6 +38,8 @@ class OpenTables:
         self._location = location.rstrip("/")
         self._connection = connection
         self._data: dict[str, Dataset] = {}
+        self._asking: list[duckdb.DuckDBPyConnection] = []
+        self._time_is_over = Event()
 
     def add(self, name: str) -> bool:
         """Let questions use a table by its name; return False if there is no such table.
@@ -82,20 +85,48 @@ class OpenTables:
         """Yield the rows of an answer, which is not held in memory as a whole.
 
         Raises:
-            TableError: a table lacks a column, or a file cannot be read.
+            TableError: a table lacks a column, a file cannot be read, or the time is over.
         """
         try:
             # A cursor of its own: rows of another answer may not have been read yet.
-            with self._connection.cursor() as cursor:
+            with self._cursor() as cursor:
                 for name, data in self._data.items():
                     cursor.register(name, data)
                 answer = cursor.execute(question, values)
                 while rows := answer.fetchmany(_AT_ONCE):
                     yield from rows
+        except duckdb.InterruptException:
+            raise TableError("This takes too long: choose a shorter period.") from None
         except duckdb.OutOfMemoryException:
             raise TableError(f"This takes more than {SETTINGS['memory_limit']}: choose a shorter period.") from None
         except duckdb.Error as error:
             raise TableError(f"The tables in {self._location} cannot be read: {_first_line(error)}") from None
+
+    @contextmanager
+    def time_limit(self, limit_s: float) -> Iterator[None]:
+        """End the questions of the block with TableError once it has taken so long."""
+        timer = Timer(limit_s, self._end_all)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._connection.cursor() as cursor:
+            self._asking.append(cursor)
+            if self._time_is_over.is_set():
+                raise duckdb.InterruptException
+            try:
+                yield cursor
+            finally:
+                self._asking.remove(cursor)
+
+    def _end_all(self) -> None:
+        self._time_is_over.set()
+        for cursor in [*self._asking]:
+            cursor.interrupt()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ its own. Smaller differences are the seconds between the reports of both ends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kafka_probe_console.ends import OWNER
@@ -21,6 +22,9 @@ SUMS = ("requests", "records", "bytes", "refused_records", "errors")
 _TIMES = "epoch_us(min(window_start)), epoch_us(least(max(window_end), now()))"
 KNOWN_TOPICS = f"SELECT count(DISTINCT coalesce(topic, topic_id)), {_TIMES} FROM traffic WHERE level = 'topic'"
 KNOWN_CLIENTS = f"SELECT count(DISTINCT client_id), {_TIMES} FROM traffic"
+FIRST, LAST = "least(window_start, now())", "least(window_end, now())"
+"""The times of a row of `traffic`, of which a wrong or forged clock makes none later than now."""
+LIBRARY = "nullif(concat_ws(' ', software_name, software_version), '')"
 MORE = "1.1::DOUBLE"
 """The brokers' ends count where they have so many times as many requests of a client id as its own ends."""
 _FEW = 10
@@ -44,6 +48,39 @@ def of_one_side(*key: str) -> str:
     return f"QUALIFY row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {most}) = 1"
 
 
+def same(left: str, right: str, names: Iterable[str]) -> str:
+    """Return the condition that rows of two relations agree in columns, of which both may be null."""
+    return " AND ".join(f'{left}."{name}" IS NOT DISTINCT FROM {right}."{name}"' for name in names)
+
+
+def counted_once(uses: str, key: Sequence[str], own: Sequence[str], sums: Sequence[str]) -> str:
+    """Return a relation in which each client counts once: key, own, watched, sums, first and last.
+
+    uses: a relation with these and side, of which requests is one of the sums. own: what the client's end alone knows.
+    watched: the side that the sums are of, `client` or `broker`.
+    """
+    keys, others = (", ".join(f'"{name}"' for name in names) for names in (key, own))
+    total = ", ".join(f"sum({name}) AS {name}" for name in sums)
+    more = "of_broker.{0} - least(coalesce(own.{0}, 0), of_broker.{0})"  # null stays null
+    return f"""(
+        WITH of_ends AS (
+            SELECT {keys}, {others}, side, {total}, min(first) AS first, max(last) AS last FROM {uses} GROUP BY ALL
+        ),
+        of_sides AS (
+            SELECT {keys}, side, {total}, min(first) AS first, max(last) AS last FROM of_ends GROUP BY {keys}, side
+        )
+        SELECT {keys}, {others}, 'client' AS watched, {", ".join(f"{bounded(name)} AS {name}" for name in sums)},
+            first, last
+        FROM of_ends WHERE side = 'client'
+        UNION ALL BY NAME
+        SELECT {", ".join(f'of_broker."{name}"' for name in key)}, 'broker' AS watched,
+            {", ".join(f"{bounded(more.format(name))} AS {name}" for name in sums)}, of_broker.first, of_broker.last
+        FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
+            ON {same("of_broker", "own", key)}
+        WHERE own.requests IS NULL OR of_broker.requests > own.requests * {MORE} + {_FEW}
+    )"""
+
+
 def workload(tables: OpenTables) -> str:
     """Return the name of the workload of a row of `traffic`. Earlier releases wrote fewer names."""
     names = tables.columns("traffic")
@@ -64,45 +101,17 @@ def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object
     """
     tables.require("traffic")
     where, values = within("window_start", period)
-    key = 'topic, use, client, "group"'
-    total = ", ".join(f"sum({name}) AS {name}" for name in (*SUMS, "unread"))
-    more = "of_broker.{0} - least(coalesce(own.{0}, 0), of_broker.{0})"  # null stays null
-    rest = ", ".join(f"{more.format(name)} AS {name}" for name in SUMS)
-    shown = ", ".join(f"{bounded(name)} AS {name}" for name in SUMS)
     sql = f"""
         WITH uses AS (
             SELECT coalesce(topic, name, topic_id) AS topic, if(api = 'Produce', 'writes', 'reads') AS use,
-                client_id AS client, "group", side, window_start, least(window_end, now()) AS window_end, requests,
+                client_id AS client, "group", side, {FIRST} AS first, {LAST} AS last, requests,
                 records - coalesce(refused_records, 0) AS records, record_bytes - coalesce(refused_bytes, 0) AS bytes,
-                coalesce(uncounted_bytes, 0) AS unread, refused_records,
-                {count_of("errors")} AS errors,
-                if(side = 'client', {workload(tables)}, NULL) AS workload,
-                if(side = 'client', node, NULL) AS node
+                coalesce(uncounted_bytes, 0) AS unread, refused_records, {count_of("errors")} AS errors,
+                if(side = 'client', {workload(tables)}, NULL) AS workload, if(side = 'client', node, NULL) AS node
             FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
             WHERE {where} AND level = 'topic' AND api IN ('Produce', 'Fetch', 'ShareFetch')
-        ),
-        of_ends AS (
-            SELECT {key}, side, workload, node, {total}, min(window_start) AS first, max(window_end) AS last
-            FROM uses GROUP BY ALL
-        ),
-        of_sides AS (
-            SELECT {key}, side, {total}, min(first) AS first, max(last) AS last
-            FROM of_ends GROUP BY {key}, side
-        ),
-        every AS (
-            SELECT {key}, workload, node, 'client' AS watched, {", ".join(SUMS)}, unread, first, last
-            FROM of_ends WHERE side = 'client'
-            UNION ALL BY NAME
-            SELECT of_broker.topic, of_broker.use, of_broker.client, of_broker."group", 'broker' AS watched, {rest},
-                of_broker.unread, of_broker.first, of_broker.last
-            FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
-                ON of_broker.topic IS NOT DISTINCT FROM own.topic AND of_broker.use = own.use
-                AND of_broker.client IS NOT DISTINCT FROM own.client
-                AND of_broker."group" IS NOT DISTINCT FROM own."group"
-            WHERE own.requests IS NULL OR of_broker.requests > own.requests * {MORE} + {_FEW}
         )
-        SELECT * EXCLUDE (unread) REPLACE (if(unread > 0, NULL, records) AS records) FROM (
-            SELECT {key}, workload, node, watched, {shown}, unread, first, last FROM every
-        )
+        SELECT * EXCLUDE (unread) REPLACE (if(unread > 0, NULL, records) AS records)
+        FROM {counted_once("uses", ("topic", "use", "client", "group"), ("workload", "node"), (*SUMS, "unread"))}
     """
     return sql, values

@@ -1,4 +1,8 @@
-"""The command `kafka-probe upgrade`: which clients keep a cluster from a release of Kafka."""
+"""The command `kafka-probe upgrade`: which clients keep a cluster from a release of Kafka.
+
+Clients negotiate the highest version that both they and their broker support. So one that uses a version below the
+lowest of the release cannot do better if its cluster offers a higher one, which another client shows by using it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,19 @@ from kafka_probe.protocol.error_codes import ERROR_CODES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import not_internal
-from kafka_probe_console.kafka_releases import release, releases
+from kafka_probe_console.connection_ends import KEY, TIMES
+from kafka_probe_console.ends import not_internal, workload_of
+from kafka_probe_console.kafka_releases import Ranges, release, releases
 from kafka_probe_console.period import Period
-from kafka_probe_console.traffic import KNOWN_CLIENTS, bounded, workload
+from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, counted_once, same, workload
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
 _UNSUPPORTED = ERROR_CODES["UNSUPPORTED_VERSION"]
-_SAME = "{0}.client IS NOT DISTINCT FROM {1}.client AND {0}.api_key = {1}.api_key AND {0}.version = {1}.version"
+_USE = ("client", "cluster", "api_key", "api", "version")
+_FINE = "fine as far as seen"
 
 
 @click.command(
@@ -38,73 +44,84 @@ Examples:
 def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) -> AnswerView:
     """Print which clients use versions of APIs that a release of Kafka does not support.
 
-    `blocks`: the client does not use a higher version, though its brokers offer it. `depends`: nobody uses a higher one
-    in the cluster, so the client may support it. `not seen`: encrypted.
+    `blocks`: the client uses no supported version though its cluster offers one, or the release lacks the API.
+    `depends`: nobody uses a supported version in the cluster, so its brokers may not offer one. `not seen`: encrypted,
+    or not decoded.
     """
     ranges = release(target)
-    known = {key for of_release in releases().values() for key in of_release}
-    raised = [key for key, (low, _) in ranges.items() if low > next(iter(releases().values())).get(key, (low, 0))[0]]
-    of_apis = ", ".join(f"({key}, {ranges[key][0] if key in ranges else 'NULL'})" for key in sorted(known))
-    raised_names = ", ".join(f"'{apis()[key].name}'" for key in sorted(raised))
     tables.require("traffic")
     where, values = within("window_start", period)
+    undecoded, undecoded_values = _undecoded(tables, period)
     sql = f"""
-        WITH uses AS (
+        WITH rows AS (
             SELECT client_id AS client, if(side = 'client', {workload(tables)}, NULL) AS workload, side, cluster_id,
-                nullif(concat_ws(' ', software_name, software_version), '') AS library, api, api_key,
-                api_version AS version, opaque, count(*) > count(*) FILTER (errors['{_UNSUPPORTED}'] > 0) AS is_offered,
-                sum(requests) AS requests, min(least(window_start, now())) AS first,
-                max(least(window_end, now())) AS last
-            FROM traffic WHERE {where} AND level = 'api' AND {not_internal("client_id", internal=internal)}
-                AND (opaque IS NOT NULL OR (api_key IS NOT NULL AND api_version IS NOT NULL))
+                {LIBRARY} AS library, api, api_key, api_version AS version, sum(requests) AS requests,
+                sum(responses) - sum(coalesce(errors['{_UNSUPPORTED}'], 0)) AS supported, min({FIRST}) AS first,
+                max({LAST}) AS last
+            FROM traffic WHERE {where} AND level = 'api' AND api_version IS NOT NULL
+                AND {not_internal("client_id", internal=internal)}
             GROUP BY ALL
         ),
-        once AS (
-            FROM uses WHERE side = 'client' UNION ALL
-            FROM uses seen WHERE side = 'server' AND NOT EXISTS (
-                FROM uses own WHERE own.side = 'client' AND {_SAME.format("own", "seen")}
-            )
+        versions(api_key, lowest, highest) AS (VALUES {_versions(ranges)}),
+        uses AS (
+            -- Only some responses on a connection contain the id of the cluster.
+            SELECT *, coalesce(cluster_id, if(count(DISTINCT cluster_id) OVER of_client = 1,
+                max(cluster_id) OVER of_client, NULL)) AS cluster
+            FROM rows SEMI JOIN versions USING (api_key) WINDOW of_client AS (PARTITION BY client)
         ),
-        of_apis(api_key, lowest) AS (VALUES {of_apis}),
-        offered AS (
-            SELECT cluster_id, api_key, max(version) AS offered FROM uses WHERE is_offered GROUP BY ALL
+        worked AS (FROM uses JOIN versions USING (api_key) WHERE supported > 0 AND version <= highest),
+        in_clusters AS (
+            SELECT cluster, api_key, max(version) AS offered FROM worked WHERE cluster IS NOT NULL GROUP BY ALL
         ),
-        supported AS (
-            SELECT library, api_key, max(version) AS supported FROM uses
-            WHERE is_offered AND library IS NOT NULL GROUP BY ALL
+        in_libraries AS (
+            SELECT library, api_key, max(version) AS known FROM worked WHERE library IS NOT NULL GROUP BY ALL
+        ),
+        libraries AS (
+            SELECT {", ".join(_USE)}, arg_max(library, last) FILTER (library IS NOT NULL) AS library
+            FROM uses GROUP BY ALL
+        ),
+        counted AS (
+            SELECT once.*, library FROM {counted_once("uses", _USE, ("workload",), ("requests",))} once
+            LEFT JOIN libraries ON {same("once", "libraries", _USE)}
         ),
         judged AS (
-            SELECT once.*, lowest, supported, CASE
-                    WHEN once.opaque IS NOT NULL THEN 'not seen'
+            SELECT counted.*, lowest, known, CASE
                     WHEN lowest IS NULL THEN 'blocks'
-                    WHEN version >= lowest THEN 'fine as far as seen'
+                    WHEN version >= lowest THEN '{_FINE}'
                     WHEN offered >= lowest THEN 'blocks'
                     ELSE 'depends'
                 END AS status
-            FROM once LEFT JOIN of_apis USING (api_key) LEFT JOIN supported USING (library, api_key)
-                LEFT JOIN offered ON offered.api_key = once.api_key
-                    AND offered.cluster_id IS NOT DISTINCT FROM once.cluster_id
-            WHERE once.opaque IS NOT NULL OR once.api_key IN (SELECT api_key FROM of_apis)
-        )
-        SELECT min(status) AS status, client, workload, mode(library) AS library,
-            string_agg(DISTINCT CASE
-                WHEN status = 'not seen' THEN opaque
-                WHEN status NOT IN ('blocks', 'depends') THEN NULL
+            FROM counted JOIN versions USING (api_key) LEFT JOIN in_clusters USING (cluster, api_key)
+                LEFT JOIN in_libraries USING (library, api_key)
+        ),
+        described AS (
+            SELECT *, CASE
+                WHEN status = '{_FINE}' THEN NULL
                 WHEN lowest IS NULL THEN concat(api, ' ', version, ' is not in {target}')
-                ELSE concat(api, ' ', version, ' needs ', lowest, if(status = 'depends' AND supported >= lowest,
-                    concat(', the library supports ', supported), ''))
-            END, '; ') AS needs,
-            {bounded("sum(requests)")} AS requests, if(side = 'client', 'client', 'broker') AS watched,
-            list_aggregate(list_sort(list_filter([{raised_names}]::VARCHAR[],
-                lambda one: NOT list_contains(list(api), one))), 'string_agg', ', ') AS not_used,
-            min(first) AS first, max(last) AS last
-        FROM judged GROUP BY client, workload, side
+                WHEN status = 'blocks' THEN concat(api, ' ', version, ' needs ', lowest)
+                WHEN known >= lowest THEN concat(api, ' ', version, ' needs ', lowest, ', the library supports ', known)
+                ELSE concat(api, ' ', version, ' needs ', lowest)
+            END AS need FROM judged
+        ),
+        of_clients AS (
+            SELECT status, client, cluster, workload, watched, arg_max(library, last) AS library,
+                string_agg(DISTINCT need, '; ' ORDER BY need) AS needs, sum(requests)::BIGINT AS requests,
+                min(first) AS first, max(last) AS last
+            FROM described GROUP BY status, client, cluster, workload, watched
+            QUALIFY status != '{_FINE}' OR count(*) OVER (PARTITION BY client, cluster, workload, watched) = 1
+        ),
+        used AS (SELECT client, cluster, list(DISTINCT api) AS apis FROM uses GROUP BY ALL)
+        SELECT of_clients.*, array_to_string(list_sort(list_filter([{_raised(ranges)}]::VARCHAR[],
+            lambda name: NOT list_contains(apis, name))), ', ') AS not_used
+        FROM of_clients LEFT JOIN used ON {same("of_clients", "used", ("client", "cluster"))}
+        UNION ALL BY NAME {undecoded}
     """
     return AnswerView(
         sql=sql,
-        values=values,
+        values=(*values, *undecoded_values),
         columns=columns(
-            *("status", "client", "needs", "workload", "library", "requests", "watched", "last", "first", "not_used"),
+            *("status", "client", "needs", "cluster", "workload", "library", "requests", "watched", "last", "first"),
+            "not_used",
             numbers={"requests"},
             times={"last", "first"},
         ),
@@ -113,3 +130,42 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
         subject="client",
         known=KNOWN_CLIENTS,
     )
+
+
+def _versions(ranges: Ranges) -> str:
+    """Return a row per API of clients: its lowest version in the release, and its highest in all releases."""
+    highest = dict[int, int]()
+    for of_release in releases().values():
+        for key, (_, high) in of_release.items():
+            highest[key] = max(high, highest.get(key, 0))
+    return ", ".join(f"({key}, {ranges[key][0] if key in ranges else 'NULL'}, {high})" for key, high in highest.items())
+
+
+def _raised(ranges: Ranges) -> str:
+    """Return the names of the APIs whose lowest version is higher than in the oldest release, as texts of SQL."""
+    oldest = next(iter(releases().values()))
+    return ", ".join(f"'{apis()[key].name}'" for key in ranges if key in oldest and ranges[key][0] > oldest[key][0])
+
+
+def _undecoded(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
+    """Return a relation of the workloads whose connections are encrypted or not decoded, with its values."""
+    within_period, values = within("received_ts", period)
+    known = [table for table in TIMES if tables.add(table) and "opaque" in tables.columns(table)]
+    ends = [
+        f"""
+        SELECT {KEY} AS key, side, if(side = 'client', {workload_of(tables, table)}, NULL) AS workload, opaque,
+            least(ts, received_ts) AS seen
+        FROM {table} WHERE {within_period} AND opaque IS NOT NULL
+        """
+        for table in known
+    ]
+    none = "SELECT NULL AS key, NULL AS side, NULL AS workload, NULL AS opaque, NULL::TIMESTAMPTZ AS seen WHERE false"
+    sql = f"""
+        SELECT 'not seen' AS status, workload, opaque AS needs, watched, min(first) AS first, max(last) AS last
+        FROM (
+            SELECT max(workload) AS workload, max(opaque) AS opaque, min(seen) AS first, max(seen) AS last,
+                if(bool_or(side = 'client'), 'client', 'broker') AS watched
+            FROM ({" UNION ALL ".join(ends) or none}) GROUP BY key
+        ) GROUP BY workload, opaque, watched
+    """
+    return sql, values * len(known)

@@ -29,7 +29,8 @@ class AnswerView:
 
     columns: in the order of their importance; sort: the column by which it is sorted unless the user names another;
     time: the column of its rows' time; subject: what its rows are, in the singular; known: SQL that returns how many
-    facts the tables have of it, and the times of the first and the last, µs since epoch. heading: so many columns are
+    facts the tables have of it, and the times of the first and the last, µs since epoch; known_subject: what these are,
+    if not the subject. heading: so many columns are
     the heading of each row, whose other columns have a line each; 0: the rows are a table. details: returns those of
     rows, which are given by the names of their columns, with times as µs since epoch. note: a sentence for the user.
     graph: returns the lines of a graph in DOT for the rows, with all columns; None: the user wants none.
@@ -42,6 +43,7 @@ class AnswerView:
     time: str
     subject: str
     known: str
+    known_subject: str = ""
     heading: int = 0
     details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
     note: str = ""

@@ -24,7 +24,7 @@ _SUMS = [(name, _LONG) for name in ("requests", "request_bytes", "response_bytes
 _OF_END = [
     *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
     *(("client", _CLIENT), ("workload", _OWNER), ("date", pa.date32()), ("received_ts", _TIME), ("ts", _TIME)),
-    *(("group", _TEXT), ("topics", pa.list_(_TOPIC)), *_SUMS),
+    *(("group", _TEXT), ("opaque", _TEXT), ("topics", pa.list_(_TOPIC)), *_SUMS),
 ]
 _OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT), ("still_open_ts", _TIME)])
 _OF_CLOSE = (
@@ -83,6 +83,7 @@ _TRAFFIC = pa.schema(
         *((name, _TEXT) for name in ("cluster_id", "transactional_id")),
         *((name, _LONG) for name in ("records", "record_bytes", "uncounted_bytes", "refused_records")),
         *((name, _LONG) for name in ("refused_bytes", "api_key", "api_version", "acks", "batches", "throttle_ms")),
+        ("responses", _LONG),
         *_SUMS,
         *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency", "codecs")),
     ]

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
-from kafka_probe_console import printing
+from kafka_probe_console import answer_command, printing
 from kafka_probe_console.agents_command import agents
 from kafka_probe_console.disconnects_command import disconnects
 from kafka_probe_console.storms_command import storms
@@ -285,3 +285,11 @@ def test_the_commands_are_those_of_the_agent() -> None:
 def test_without_a_terminal_there_is_no_width(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         assert printing.terminal_columns(file.fileno()) is None
+
+
+def test_a_question_that_takes_too_long_is_ended_with_a_sentence(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_command, "_TIME_LIMIT_S", 0)
+    with pytest.raises(KafkaProbeError, match=r"^This takes too long: choose a shorter period\.$"):
+        asked(disconnects, tables.path)

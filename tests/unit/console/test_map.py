@@ -13,7 +13,7 @@ from tests.builders.tables import write_rows
 from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
 ago = FirstUse().ago
-HOSTILE = 'a"];b\\n\x1b[31m'
+HOSTILE = 'a"];b\\n&#10;\x1b[31m'
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,10 @@ def test_a_graph_has_each_broker_once_and_names_cannot_add_to_it(tables: Path) -
     assert asked(connection_map, tables, "--dot").stdout.splitlines() == [
         "digraph kafka {",
         "  rankdir=LR",
-        r'  client0 [label="billing-7f\nbilling\nnode-1", shape=ellipse]',
+        r'  client0 [label="billing-7f\nbilling\nnode-1"]',
         f'  broker0 [label="{broker}", shape=box]',
         '  client0 -> broker0 [label="2"]',
-        r'  client1 [label="a\"];b\\n\\x1b[31m", shape=ellipse]',
+        r'  client1 [label="a\"];b\\n&amp;#10;\\x1b[31m"]',
         '  client1 -> broker0 [label="1"]',
         "}",
     ]

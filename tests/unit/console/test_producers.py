@@ -17,13 +17,14 @@ TIME = FirstUse()
 MOST = 2**63 - 1
 
 
-def produce(client: str, acks: int, side: str = "client", **of: object) -> dict[str, Any]:
-    """Return a row of traffic of a minute, which ended ten minutes ago."""
+def produce(client: str, acks: int | None, side: str = "client", **of: object) -> list[dict[str, Any]]:
+    """Return the rows of traffic of a minute, which ended ten minutes ago: of the API, and of a topic."""
     window = {"window_start": TIME.now - timedelta(minutes=11), "window_end": TIME.now - timedelta(minutes=10)}
     ends = {"client": {"node": "node-1", "comm": "python"}, "server": {"node": "broker-1", "comm": "java"}}
     sums = {"requests": 600, "records": 600, "batches": 600, "record_bytes": 60_000, "codecs": {"none": 600}}
-    kind = {"level": "topic", "topic": "orders", "api": "Produce"}
-    return {**window, **kind, **ends[side], **sums, "side": side, "client_id": client, "acks": acks, **of}
+    who = {"side": side, "client_id": client, "acks": acks, "api": "Produce", "topic": "orders", "level": "topic"}
+    row = {**window, **ends[side], **sums, **who, **of}
+    return [row, {**row, "level": "api", "topic": None, "codecs": None}]
 
 
 @pytest.fixture(scope="module")
@@ -32,65 +33,81 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tables")
     good: dict[str, Any] = {"requests": 20, "records": 2000, "batches": 20, "codecs": {"zstd": 19, "none": 1}}
     large: dict[str, Any] = {**good, "record_bytes": 10**6}
-    write_rows(
-        path,
-        "traffic",
-        [
-            produce("careful", -1, transactional_id="pay-1", **large),
-            produce("careful", -1, "server", transactional_id="pay-1", **large),
-            produce("careful", -1, topic="audit", transactional_id="pay-1", **large),
-            produce("careless", 0),
-            produce("two ways", 1, "server", **large),
-            produce("two ways", -1, "server", refused_records=7, errors={"22": 7}, **large),
-            produce("in part", 1, records=300),
-            produce("in part", 1, "server", requests=900, records=900, batches=900),
-            produce("idempotent", -1, **large),
-            produce("idempotent", -1, api="InitProducerId", level="api", topic=None),
-            produce("reader", -1, api="Fetch"),
-            produce("kafka-probe-agent", -1),
-        ],
-    )
+    pay: dict[str, Any] = {**large, "transactional_id": "pay-1"}
+    of_topics, of_api = zip(*(produce("careful", -1, topic=name, **pay) for name in ("orders", "audit")), strict=True)
+    none: dict[str, Any] = {"requests": 0, "records": None, "batches": None, "record_bytes": None, "codecs": None}
+    rows = [
+        produce("careful", -1, "server", **pay),
+        produce("careless", 0),
+        produce("two ways", 1, "server", **large),
+        produce("two ways", -1, "server", **large),
+        produce("in part", 1, records=300),
+        produce("in part", 1, "server", requests=900, records=900, batches=900),
+        produce("same id", -1, **large),
+        produce("same id", 0, "server", **large),
+        produce("late", -1, **large),
+        produce("late", None, **{**none, "refused_records": 7, "errors": {"22": 7}}),
+        produce("by topic", None, **large),
+        produce("idempotent", -1, **large),
+        produce("idempotent", 1, **large),
+        produce("idempotent", None, api="InitProducerId"),
+        produce("reader", -1, api="Fetch"),
+        produce("kafka-probe-agent", -1),
+    ]
+    write_rows(path, "traffic", [*of_topics, of_api[0], *(row for both in rows for row in both)])
     return path
 
 
+def by_acks(tables: Path, *flags: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["client"], row["acks"]): row for row in answered(producers, tables, *flags)}
+
+
 def test_a_producer_has_its_settings_and_its_batches(tables: Path) -> None:
-    rows = {(row["client"], row["acks"]): row for row in answered(producers, tables)}
+    rows = by_acks(tables)
     assert {*rows} == {
         *(("careful", "all"), ("careless", "0"), ("two ways", "1"), ("two ways", "all"), ("in part", "1")),
-        ("idempotent", "all"),
+        *(("idempotent", "all"), ("idempotent", "1"), ("late", "all"), ("by topic", "differ")),
+        *(("same id", "all"), ("same id", "0")),
     }
     careful = rows["careful", "all"]
     assert (careful["producer"], careful["codecs"], careful["topics"]) == ("transactional", "zstd, none", 2)
-    assert (careful["requests"], careful["records_per_batch"], careful["bytes_per_batch"]) == (40, 100, 50_000)
+    assert (careful["requests"], careful["records_per_batch"], careful["bytes_per_batch"]) == (20, 100, 50_000)
     assert (careful["watched"], careful["workload"], careful["node"]) == ("client", "python", "node-1")
     assert (careful["risks"], careful["waste"]) == (None, None)
-    assert (rows["idempotent", "all"]["producer"], rows["careless", "0"]["producer"]) == ("idempotent", None)
+    assert (rows["idempotent", "all"]["producer"], rows["idempotent", "1"]["producer"]) == ("idempotent", None)
 
 
 def test_risks_and_waste_are_named(tables: Path) -> None:
-    rows = {(row["client"], row["acks"]): (row["risks"], row["waste"]) for row in answered(producers, tables)}
+    rows = {acks: (row["risks"], row["waste"]) for acks, row in by_acks(tables).items()}
     assert rows["careless", "0"] == ("acks=0", "uncompressed, small batches")
     assert rows["two ways", "1"] == ("acks=1", None)
-    assert rows["two ways", "all"] == ("refused records", None)
-    (careless, *others) = answered(producers, tables, "--filter", "risks ~ '*acks=0*'")
+    assert rows["late", "all"] == ("refused records", None)
+    assert rows["by topic", "differ"] == ("acks=differ", None)
+    (careless, *others) = answered(producers, tables, "--filter", "risks ~ '*acks=0*' and watched = client")
     assert (careless["client"], careless["requests_per_s"], others) == ("careless", 10, [])
 
 
-def test_a_producer_counts_at_the_end_that_saw_most(tables: Path) -> None:
-    (in_part,) = answered(producers, tables, "--filter", "client = 'in part'")
-    assert (in_part["records"], in_part["watched"], in_part["workload"]) == (900, "broker", None)
+def test_what_only_brokers_saw_of_a_client_is_a_row_of_its_own(tables: Path) -> None:
+    rows = answered(producers, tables, "--filter", "client = 'in part'")
+    assert [(row["requests"], row["records"], row["watched"]) for row in rows] == [
+        (600, 300, "client"),
+        (300, 600, "broker"),
+    ]
+    unwatched = by_acks(tables)["same id", "0"]
+    assert (unwatched["watched"], unwatched["workload"], unwatched["risks"]) == ("broker", None, "acks=0")
 
 
 def test_forged_numbers_are_unknown_and_hide_nobody(tmp_path: Path) -> None:
     forged: dict[str, Any] = {"records": MOST, "requests": MOST, "codecs": {"none": MOST}, "errors": {"7": MOST}}
-    write_rows(tmp_path, "traffic", [produce("forged", 1, **forged), produce("forged", 1, **forged), produce("ok", 1)])
+    rows = [*produce("forged", 1, **forged), *produce("forged", 1, **forged), *produce("ok", 1)]
+    write_rows(tmp_path, "traffic", rows)
     by_client = {row["client"]: row for row in answered(producers, tmp_path)}
     assert (by_client["forged"]["records"], by_client["forged"]["requests"]) == (None, None)
     assert by_client["ok"]["records"] == 600
 
 
 def test_nothing_that_matches_is_an_error_with_what_there_is(tables: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"No producer matches\. The tables have 6, from "):
+    with pytest.raises(KafkaProbeError, match=r"No producer matches\. The tables have 9, from "):
         answered(producers, tables, "--filter", "client = nobody")
 
 
