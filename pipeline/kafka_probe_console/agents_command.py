@@ -8,6 +8,8 @@ import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
+from kafka_probe_console.connection_ends import KNOWN_CONNECTIONS, TIMES, ends_of, reported
+from kafka_probe_console.ends import nat_of, not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 
@@ -24,11 +26,19 @@ _OF_NEWEST = ("connections", "version", "backend", "kernel", "rss_bytes", "losse
 Examples:
   kafka-probe agents --tables kafka-probe-output
   kafka-probe agents --tables kafka-probe-output --filter 'state = silent or lost > 0'
+  kafka-probe agents --tables kafka-probe-output --missing
 """
 )
+@click.option(
+    "--missing", is_flag=True, help="print the hosts with connections that no agent watches, instead of agents"
+)
 @prints_view()
-def agents(tables: OpenTables, period: Period) -> AnswerView:
+def agents(tables: OpenTables, period: Period, *, missing: bool) -> AnswerView:
     """Print the newest report of each node's agent: losses, cost, version, and whether the agent is silent."""
+    return _hosts_without_agent(tables, period) if missing else _newest_reports(tables, period)
+
+
+def _newest_reports(tables: OpenTables, period: Period) -> AnswerView:
     tables.require("agents")
     where, values = within("received_ts", period)
     # Numbers of forged reports may be too large for sums of integers.
@@ -70,4 +80,46 @@ def agents(tables: OpenTables, period: Period) -> AnswerView:
         time="last",
         subject="agent",
         known="SELECT count(DISTINCT agent_id), epoch_us(min(received_ts)), epoch_us(max(received_ts)) FROM agents",
+    )
+
+
+def _hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:
+    """Return the hosts at the far ends of connections of which one end was watched.
+
+    A connection without a flow id may be watched at both ends, so it does not count.
+    """
+    read = reported(tables, period)
+    reports = [
+        f"""
+        SELECT agent_id, conn_id, flow_id, side, peer, client.id AS client_id, received_ts, {TIMES[table]}
+        FROM {table} WHERE {where} AND flow_id IS NOT NULL
+        """
+        for table, (where, _) in read.items()
+    ]
+    sql = f"""
+        WITH of_flows AS (
+            SELECT flow_id, any_value(coalesce(nat.peer, ends.peer)) AS peer, any_value(side) AS side,
+                any_value(client_id) AS client_id, min(opened) AS first, max(seen) AS last
+            FROM {ends_of(reports, ("flow_id", "side", "peer", "client_id"))} ends
+                LEFT JOIN {nat_of(tables)} nat USING (agent_id, conn_id)
+            GROUP BY flow_id HAVING count(DISTINCT side) = 1
+        )
+        SELECT regexp_replace(peer, ':[0-9]+$', '') AS host, if(side = 'server', 'client', 'broker') AS is_a,
+            count(*) AS connections, count(DISTINCT client_id) AS clients, mode(client_id) AS top_client,
+            min(first) AS first, max(last) AS last
+        FROM of_flows WHERE {not_internal("client_id", internal=False)} GROUP BY ALL
+    """
+    return AnswerView(
+        sql=sql,
+        values=tuple(value for _, of_table in read.values() for value in of_table),
+        columns=columns(
+            *("host", "is_a", "connections", "clients", "top_client", "last", "first"),
+            numbers={"connections", "clients"},
+            times={"last", "first"},
+        ),
+        sort="connections",
+        time="last",
+        subject="host without an agent",
+        known=KNOWN_CONNECTIONS,
+        known_subject="connection",
     )

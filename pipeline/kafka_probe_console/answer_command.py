@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kafka_probe.errors import UsageError
-from kafka_probe.text import printable
+from kafka_probe.text import printable, printable_lines
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, around, period, written
 from kafka_probe_console.printing import json_lines, plain_rows, records, table, terminal_columns, write_csv
@@ -42,6 +43,9 @@ _FLAGS: tuple[_Option, ...] = (
     click.option("--limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; of why and who 10]"),
     click.option("--json", "as_objects", is_flag=True, help="print one JSON object per row"),
     click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values"),
+    click.option(
+        "--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="ask again after so long, until Ctrl-C"
+    ),
 )
 
 
@@ -72,8 +76,7 @@ def _with_flags(command: Callable[..., None], flags: Sequence[_Option]) -> Calla
 def _command(
     view_of: Callable[..., AnswerView], lately: str, period_at: Callable[[str, datetime], Period]
 ) -> Callable[..., None]:
-    @wraps(view_of)
-    def run(
+    def ask(
         location: str | None,
         since: str | None,
         begin: str | None,
@@ -86,6 +89,7 @@ def _command(
         *,
         as_objects: bool,
         as_csv: bool,
+        clears: bool = False,
         **own: Any,
     ) -> None:
         _require_utf8(own.values())
@@ -107,6 +111,8 @@ def _command(
             details = None if columns or as_csv else _details(tables, view, found)
             newest = _newest(tables)
             waiting.end()
+        if clears:
+            click.clear()
         if as_csv:
             write_csv((column.name for column in found.columns), plain_rows(found), sys.stdout)
         else:
@@ -118,7 +124,28 @@ def _command(
             click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
         click.echo(newest, err=True)
 
+    @wraps(view_of)
+    def run(*, watch: float | None, **flags: Any) -> None:
+        if watch is None:
+            ask(**flags)
+        elif flags["as_csv"]:
+            raise UsageError("Use --watch without --csv.")
+        else:
+            _repeat(lambda: ask(**flags, clears=True), watch)
+
     return run
+
+
+def _repeat(ask: Callable[[], None], pause_s: float) -> None:
+    """Ask again and again until Ctrl-C. That nothing matches is an answer, too."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                ask()
+            except NothingFoundError as error:
+                click.clear()
+                click.echo(printable_lines(str(error)), err=True)
+            time.sleep(pause_s)
 
 
 def _require_utf8(values: Iterable[object]) -> None:

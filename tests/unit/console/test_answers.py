@@ -21,6 +21,7 @@ from kafka_probe_console import answer_command, printing
 from kafka_probe_console.agents_command import agents
 from kafka_probe_console.disconnects_command import disconnects
 from kafka_probe_console.storms_command import storms
+from tests.builders.reported_ends import end
 from tests.builders.tables import write_rows
 from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
@@ -104,6 +105,18 @@ def agent_rows() -> Rows:
     ]
 
 
+def open_rows() -> Rows:
+    """Return the ends of connections that are watched at both ends, at the broker's, at the client's, and unknown."""
+    at = ago(minutes=5)
+    return [
+        *(end(side, "1", "billing", at, flow_id="both") for side in ("client", "server")),
+        *(end("server", str(n), "orders", at, flow_id=f"of broker {n}") for n in (2, 3)),
+        end("server", "4", "kafka-probe-agent", at, flow_id="own"),
+        end("client", "5", "billing", at, flow_id="of client"),
+        end("client", "6", "billing", at),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     path: Path
@@ -118,7 +131,8 @@ class Tables:
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     path = tmp_path_factory.mktemp("tables")
-    for name, rows in (("verdicts", verdict_rows()), ("storms", storm_rows()), ("agents", agent_rows())):
+    of_table = {"verdicts": verdict_rows(), "storms": storm_rows(), "agents": agent_rows(), "opens": open_rows()}
+    for name, rows in of_table.items():
         write_rows(path, name, rows)
     return Tables(path)
 
@@ -176,6 +190,14 @@ def test_agents_have_their_last_report_their_cost_and_what_they_lost(tables: Tab
     assert first["cpu_percent"] == pytest.approx(2)
     assert first["rss_mib"] == 64
     assert (second["node"], second["state"], second["lost"], second["cpu_percent"]) == ("node-2", "silent", 0, None)
+
+
+def test_hosts_without_an_agent_are_those_at_the_far_ends_of_what_is_watched(tables: Tables) -> None:
+    hosts = tables.rows(agents, "--missing")
+    assert [(row["host"], row["is_a"], row["connections"], row["top_client"]) for row in hosts] == [
+        ("10.57.2.2", "client", 2, "orders"),
+        ("192.0.2.1", "broker", 1, "billing"),
+    ]
 
 
 def test_without_reports_nobody_knows_which_agents_are_silent(tmp_path: Path) -> None:
@@ -293,3 +315,20 @@ def test_a_question_that_takes_too_long_is_ended_with_a_sentence(
     monkeypatch.setattr(answer_command, "_TIME_LIMIT_S", 0)
     with pytest.raises(KafkaProbeError, match=r"^This takes too long: choose a shorter period\.$"):
         asked(disconnects, tables.path)
+
+
+def test_a_question_is_repeated_until_it_is_interrupted(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = iter([None, None])
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 7
+        if next(pauses, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    repeated = tables.run(storms, "--watch", "7", "--columns", "id")
+    assert (repeated.exit_code, repeated.stdout) == (0, 3 * tables.run(storms, "--columns", "id").stdout)
+    pauses = iter([])
+    assert "No storm matches." in tables.run(storms, "--watch", "7", "--filter", "id = none").stderr
+    with pytest.raises(KafkaProbeError, match="Use --watch without --csv"):
+        tables.run(storms, "--watch", "7", "--csv")
