@@ -57,7 +57,7 @@ def _newest_reports(tables: OpenTables, period: Period) -> AnswerView:
             newest.rss_bytes / 1048576 AS rss_mib, newest.version AS version, newest.backend AS backend,
             newest.kernel AS kernel, count(*) OVER (PARTITION BY node) AS runs, first, agent_id
         FROM (
-            SELECT *, list_filter(map_entries(newest.losses), lambda one: one.value > 0) AS lost_by_reason
+            SELECT *, list_filter(newest.losses, lambda one: one.value > 0) AS lost_by_reason
             FROM (
                 SELECT node, agent_id, max(received_ts) AS last, min(received_ts) AS first,
                     (max(received_ts) - min(received_ts)) / greatest(count(*) - 1, 1) AS pause,

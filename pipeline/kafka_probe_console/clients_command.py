@@ -68,7 +68,7 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
                 string_agg(name || ' ' || count, ', ' ORDER BY count DESC, name) AS error_names
             FROM (
                 SELECT client, api, side, coalesce(name, error.key) AS name, sum(error.value) AS count
-                FROM (SELECT client, api, side, unnest(map_entries(errors)) AS error FROM uses)
+                FROM (SELECT client, api, side, unnest(errors) AS error FROM uses)
                 LEFT JOIN (VALUES {_ERROR_NAMES}) names(code, name) ON code = error.key GROUP BY ALL
             ) GROUP BY client, api, side
         ),
@@ -79,7 +79,7 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
                 FROM (
                     SELECT client, api, side, TRY_CAST(key AS INTEGER) AS bucket, sum(count) AS count FROM (
                         SELECT client, api, side, entry.key AS key, sum(entry.value) AS count
-                        FROM (SELECT client, api, side, unnest(map_entries(latency)) AS entry FROM uses) GROUP BY ALL
+                        FROM (SELECT client, api, side, unnest(latency) AS entry FROM uses) GROUP BY ALL
                     ) GROUP BY ALL
                 ) WHERE bucket BETWEEN -300 AND 300 WINDOW of_end AS (PARTITION BY client, api, side)
             ) GROUP BY client, api, side

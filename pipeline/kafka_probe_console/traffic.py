@@ -36,10 +36,10 @@ def bounded(total: str) -> str:
     return f"nullif(greatest(least({total}, {_OVERFLOWED}), -{_OVERFLOWED}), {_OVERFLOWED})::BIGINT"
 
 
-def count_of(counts: str) -> str:
-    """Return the sum of a map's counts, 0 without any; a forged one does not overflow."""
-    every = f"coalesce(list_sum(list_transform(map_values({counts}), lambda one: one::DOUBLE)), 0)"
-    return f"least({every}, 9e18)::BIGINT"
+def count_of(counts: str, key: object = None) -> str:
+    """Return the sum of the counts of all keys, or of one; 0 without any. A forged one does not overflow."""
+    entries = counts if key is None else f"list_filter({counts}, lambda one: one.key = '{key}')"
+    return f"least(coalesce(list_sum(list_transform({entries}, lambda one: one.value::DOUBLE)), 0), 9e18)::BIGINT"
 
 
 def of_one_side(*key: str) -> str:

@@ -18,7 +18,7 @@ from kafka_probe_console.connection_ends import KEY, TIMES
 from kafka_probe_console.ends import not_internal, workload_of
 from kafka_probe_console.kafka_releases import Ranges, release, releases
 from kafka_probe_console.period import Period
-from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, counted_once, same, workload
+from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, count_of, counted_once, same, workload
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
         WITH rows AS (
             SELECT client_id AS client, if(side = 'client', {workload(tables)}, NULL) AS workload, side, cluster_id,
                 {LIBRARY} AS library, api, api_key, api_version AS version, sum(requests) AS requests,
-                sum(responses) - sum(coalesce(errors['{_UNSUPPORTED}'], 0)) AS supported, min({FIRST}) AS first,
+                sum(responses) - sum({count_of("errors", _UNSUPPORTED)}) AS supported, min({FIRST}) AS first,
                 max({LAST}) AS last
             FROM traffic WHERE {where} AND level = 'api' AND api_version IS NOT NULL
                 AND {not_internal("client_id", internal=internal)}
