@@ -1,7 +1,4 @@
-"""The command line: `kafka-probe-pipeline run` streams, `kafka-probe-pipeline show` prints tables.
-
-SIGINT and SIGTERM end `run` with status 0; a second one ends it at once.
-"""
+"""The command line: `kafka-probe-pipeline run`, which SIGINT and SIGTERM end with status 0, a second one at once."""
 
 from __future__ import annotations
 
@@ -17,23 +14,20 @@ from types import FrameType
 import click
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from kafka_probe.errors import KafkaProbeError, StartError, UsageError
+from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.text import LineFormatter, printable_lines
-from kafka_probe_pipeline import connections, names, output, report, spark_session, storms, supervisor, topics, verdicts
+from kafka_probe_pipeline import output, spark_session, supervisor, topics, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.archive_query import ArchiveQuery
-from kafka_probe_pipeline.config import PipelineConfig, load
+from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.maintenance import Maintenance
-from kafka_probe_pipeline.progress import Progress
-from kafka_probe_pipeline.report import listed
-from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES, Table
+from kafka_probe_pipeline.progress import Progress, listed
 from kafka_probe_pipeline.traffic_query import TrafficQuery
-from kafka_probe_pipeline.versions import Versions
 
 TIMES_OF_WRITERS = (
     "Writers of %s set the timestamps of its records, so a forged record can stop the job. Make the brokers set "
@@ -55,7 +49,7 @@ def cli() -> None:
 
 
 @cli.command()
-@flags()
+@flags
 def run(**given: object) -> None:
     """Read the events topic, update the tables and topics, and send alerts on storms."""
     config = load(given)
@@ -125,64 +119,6 @@ def _set_by_signals() -> Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
     return stopping
-
-
-@cli.command()
-@flags("output", "checkpoint_dir", "open_limit", "closed_limit", "master", "jars_dir", "internal")
-@click.option(
-    "--table",
-    "name",
-    type=click.Choice(["traffic", *report.VIEWS]),
-    default="traffic",
-    show_default=True,
-    help="table to print: traffic, summed over all windows; current connections or storms; all verdicts",
-)
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object per row, with all columns")
-def show(name: str, as_json: bool, **given: object) -> None:
-    """Print one of the job's tables."""
-    config = load(given)
-    spark = spark_session.start(config.master, config.jars_dir, brief=True)
-    with _stopped_after(spark):
-        spark_session.require_jars(spark)
-        print_one(spark, config, name, as_json=as_json)
-
-
-def print_one(spark: SparkSession, config: PipelineConfig, name: str, *, as_json: bool) -> None:
-    """Print one of the job's tables.
-
-    Raises:
-        StartError: it is not there.
-    """
-    rows = _rows(spark, config, name).collect()
-    if as_json:
-        report.print_json(rows if config.internal else report.of_others(rows), sys.stdout)
-    elif name == "traffic":
-        report.print_tables(rows, sys.stdout, internal=config.internal)
-    else:
-        report.print_table(name, rows, sys.stdout, internal=config.internal)
-
-
-def _rows(spark: SparkSession, config: PipelineConfig, name: str) -> DataFrame:
-    """Return what `show` prints of a table."""
-    tables = {name: Table(spark, config, name) for name in TABLES}
-
-    def rows(name: str) -> DataFrame:
-        return tables[name].read().drop(DATE, BATCH_ID)
-
-    match name:
-        case "connections" if tables["opens"].exists() or tables["closes"].exists():
-            return (
-                connections.current(rows("opens"), rows("closes"), config)
-                .transform(verdicts.with_timestamps)
-                .orderBy("key")
-            )
-        case "traffic" if tables[name].exists():
-            return report.totals(rows(name).transform(names.named, rows("topic_names")))
-        case "verdicts" if tables[name].exists():
-            return rows(name).orderBy("judged_ts", "key")
-        case "storms" if (found := Versions(spark, config.storms, storms.SCHEMA).newest()) is not None:
-            return found.orderBy("opened_us")
-    raise StartError(f"No table {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
 
 
 def main() -> None:

@@ -139,10 +139,6 @@ class PipelineConfig(BaseSettings):
     """seconds between runs that merge small files and remove old ones"""
     once: bool = False
     """process the available events, then exit"""
-    console: bool = False
-    """print the sums of each micro-batch"""
-    internal: bool = False
-    """also print kafka-probe's own traffic and connections"""
     max_records_per_trigger: int = Field(4_000, gt=0)
     """most Kafka records in one micro-batch; an agent's record has up to 64 KiB of events, or one larger event"""
     skip_lost: bool = False

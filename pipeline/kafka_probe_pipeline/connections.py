@@ -129,26 +129,13 @@ def without_other_end(connections: DataFrame) -> DataFrame:
     return connections.where((F.col("ends") != "both") & F.col("verdict").isNull())
 
 
-def current(opens: DataFrame, closes: DataFrame, config: PipelineConfig) -> DataFrame:
-    """Return the connections that are open, and those that were closed lately: columns of `SCHEMA`, without verdicts.
-
-    Agents report open connections again and again. Ends without a row for `open_limit` are left out.
-    """
-    rows = opens.select(F.max(RECEIVED).alias("at")).unionByName(closes.select(F.max(RECEIVED).alias("at")))
-    ((newest_us,),) = rows.select(F.unix_micros(F.max("at"))).collect()
-    now_us = newest_us or 0
-    since = F.timestamp_micros(F.lit(round(now_us - config.open_limit * 1e6)))
-    found = _of_rows(*(table.where(F.col(RECEIVED) > since) for table in (opens, closes)))
-    last_seen_us = F.greatest(*(f"{side}.last_seen_us" for side in SIDES))
-    return found.where((F.col("state") != "closed") | (last_seen_us > now_us - config.closed_limit * 1e6))
-
-
 def open_of(opens: DataFrame, closes: DataFrame) -> DataFrame:
     """Return the connections of which no end is closed: columns of `SCHEMA`."""
-    return _of_rows(opens, closes).where(F.col("state") == "open")
+    return of_rows(opens, closes).where(F.col("state") == "open")
 
 
-def _of_rows(opens: DataFrame, closes: DataFrame) -> DataFrame:
+def of_rows(opens: DataFrame, closes: DataFrame) -> DataFrame:
+    """Return the connections with an end in rows of `opens` and `closes`: columns of `SCHEMA`, without verdicts."""
     ends = opens.unionByName(closes, allowMissingColumns=True).transform(ends_of)
     return ends.transform(newest).transform(joined)
 

@@ -14,15 +14,11 @@ from kafka_probe_pipeline.config import VARIABLE_PREFIX, PipelineConfig, flag_of
 Command = Callable[..., None]
 
 
-def flags(*names: str) -> Callable[[Command], Command]:
-    """Give a command the flags of the named fields, of all fields if none is named. Absent ones arrive as None."""
-
-    def decorate(command: Command) -> Command:
-        for name in reversed(names or tuple(PipelineConfig.model_fields)):
-            command = _option(name, PipelineConfig.model_fields[name])(command)
-        return command
-
-    return decorate
+def flags(command: Command) -> Command:
+    """Give a command the flags of all fields. Absent ones arrive as None."""
+    for name, field in reversed(PipelineConfig.model_fields.items()):
+        command = _option(name, field)(command)
+    return command
 
 
 def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:

@@ -17,7 +17,6 @@ import prometheus_client as prometheus
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe.errors import StartError
-from kafka_probe_pipeline.report import listed
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -162,3 +161,11 @@ def _behind(query: StreamingQuery) -> int | None:
     sources = progress["sources"] if progress else []
     behind = [source["metrics"].get("maxOffsetsBehindLatest") for source in sources if source["metrics"]]
     return int(float(behind[0])) if behind and behind[0] is not None else None
+
+
+def listed(what: str, names: Counter[str] | tuple[str, ...]) -> str:
+    """Return `; what: a, b` or `; what: a 3, b 1`; nothing if there is none."""
+    if not names:
+        return ""
+    items = [f"{name} {count}" for name, count in names.items()] if isinstance(names, dict) else names
+    return f"; {what}: {', '.join(items)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import ClassVar
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, event_rows, names, output, report, seen_events, source, spark_session
+from kafka_probe_pipeline import agents, event_rows, names, output, seen_events, source, spark_session
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.messages import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.progress import Progress
@@ -31,7 +30,7 @@ class TrafficQuery:
     """One micro-batch, the same however often it is called with the same batch: tables first, topics from the tables.
 
     Names come before rows, so that a row is named by all that is known when it is written. One that was written before
-    its name was known stays as it is in the table, where `show` names it. It is sent again with its name if its date is
+    its name was known stays as it is in the table, where readers name it. It is sent again with its name if its date is
     not before yesterday.
     """
 
@@ -86,9 +85,6 @@ class TrafficQuery:
             self.progress.batch(self.name, counts.pop(None, 0), newest_us, began_s)
             self.progress.lines(counts)
             self.progress.repeated(repeated)
-            if self.config.console:
-                rows = report.totals(self.table.batch(batch_id)).collect()
-                report.print_tables(rows, sys.stdout, internal=self.config.internal)
         finally:
             parsed.unpersist()
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NoReturn
 
+from deltalake import DeltaTable
+
 from kafka_probe.check import require_capture
 from kafka_probe.errors import KafkaProbeError
 from tests.demo import tables
@@ -36,7 +38,6 @@ from tests.lab.product import (
     report,
     reported_until_us,
     run_pipeline,
-    shown,
 )
 from tests.lab.storm import Herd, Storm, herd, storm
 from tests.lab.topics import create_topics, existing, read_topic
@@ -100,11 +101,11 @@ def demo(stage: Stage, *, keep: bool) -> int:
     missing = print_traffic(seen, lab, started)
     result: dict[str, Any] = {"clients": tables.traffic(seen, topics(lab)), "losses": seen.losses, "alerts": alerts}
     if stage.network and forgotten:
-        result["behind"] = tables.behind(shown(DIRECTORY / "pipeline", "verdicts"), started)
+        result["behind"] = tables.behind(verdicts(DIRECTORY / "pipeline"), started)
         missing += print_behind(result["behind"], started, stage.network) + print_alerts(alerts, forgotten)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nThe same as JSON: {named(RESULT)}; raw events: {named(export_events(seen))}")
-    print(f"Tables: .venv/bin/kafka-probe-pipeline show --output {named(DIRECTORY / 'pipeline')} --table verdicts")
+    print(f"More: .venv/bin/kafka-probe why --tables {named(DIRECTORY / 'pipeline')} --client 'herd-*'")
     for sentence in missing:
         print(f"kafka-probe demo: {sentence}", file=sys.stderr)
     if keep:
@@ -211,6 +212,12 @@ def print_alerts(alerts: Sequence[dict[str, Any]], forgotten: Storm) -> list[str
     found = [(alert["kind"], alert["cause"], alert["count"]) for alert in alerts]
     expected = [("idle_disconnects", "middlebox_reset", count)]
     return [] if found == expected else [f"the alerts are {found} instead of {expected}"]
+
+
+def verdicts(output: Path) -> list[dict[str, Any]]:
+    """Return the pipeline's verdicts."""
+    rows: list[dict[str, Any]] = DeltaTable(str(output / "verdicts")).to_pyarrow_table().to_pylist()
+    return rows
 
 
 def export_events(seen: Report) -> Path:

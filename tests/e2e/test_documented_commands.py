@@ -57,10 +57,8 @@ ELSEWHERE = {
     },
     **{
         f".venv/bin/kafka-probe {name} --tables": (f"tests/unit/console/test_{name}.py", READ)
-        for name in ("who", "why")
+        for name in ("changes", "clients", "connections", "map", "producers", "upgrade", "who", "why")
     },
-    ".venv/bin/kafka-probe connections": ("tests/unit/console/test_connections.py", READ),
-    ".venv/bin/kafka-probe clients": ("tests/unit/console/test_clients.py", READ),
     ".venv/bin/kafka-probe topic": ("tests/unit/console/test_topics.py", READ),
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),

@@ -6,8 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_probe_pipeline import cli, output, supervisor, topics
+from kafka_probe_pipeline import output, supervisor, topics
 from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.buffered_table import BufferedTable
 from kafka_probe_pipeline.config import PipelineConfig, flag_of, load
@@ -164,14 +163,6 @@ class Run:
     def buffered(self, spark: SparkSession, name: str) -> DataFrame:
         """Return the rows of one of the job's buffered tables, committed or not."""
         return BufferedTable.of(spark, self.config, name, {}).read()
-
-    def shown(
-        self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False
-    ) -> str:
-        """Return the output of `show` for a table, by this process."""
-        with redirect_stdout(StringIO()) as output:
-            cli.print_one(spark, load({**self._settings, "internal": internal}), table, as_json=as_json)
-        return output.getvalue()
 
     def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:
         """Wait for the condition while the job must keep running."""

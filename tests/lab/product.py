@@ -148,15 +148,6 @@ def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS, timeo
         raise LabError(f"the pipeline ended with status {status}:\n{tail(log)}")
 
 
-def shown(directory: Path, table: str) -> list[dict[str, Any]]:
-    """Return a table of the pipeline below its directory, as `kafka-probe-pipeline show` prints it."""
-    command = (*_PIPELINE, "show", "--json", "--output", str(directory), "--table", table)
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120 * PATIENCE)
-    if answer.returncode:
-        raise LabError(f"the pipeline shows no {table}: {answer.stderr}")
-    return [json.loads(line) for line in answer.stdout.splitlines()]
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """The product's output: the rows of the traffic topic and the events behind them, as parsed JSON."""

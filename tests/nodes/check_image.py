@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from kafka_probe.privileges import Capability
 from tests.lab.broker import Broker
@@ -259,16 +260,14 @@ def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(
     flags = (f"--volume={tmp_path}:/out", "--env=SPARK_DRIVER_BIND_ADDRESS=127.0.0.1", "--cap-drop=ALL", "--rm")
     with scene.network.clients[0].inside():
         podman("run", *flags, pipeline_image, *driver, *job)
-    show = ("show", "--json", "--output", "/out/tables", "--table", "connections")
-    table = podman("run", *flags, "--network=none", pipeline_image, *show)
-    found = [
-        one for one in map(json.loads, table.splitlines()) if one["server"] and one["server"]["client"]["id"] == "shop"
-    ]
+    opens = DeltaTable(str(tmp_path / "tables" / "opens")).to_pyarrow_table().to_pylist()
+    clients = {one["flow_id"]: one for one in opens if one["side"] == "client"}
+    found = [one for one in opens if one["side"] == "server" and one["client"]["id"] == "shop"]
     assert found
     for one in found:
-        assert one["server"]["peer"].startswith(f"{scene.network.gateway_address}:")
-        assert one["client"]["workload"]["container_id"] == scene.client
-        assert one["client"]["workload"]["pod_uid"] == scene.pod_uid
+        assert one["peer"].startswith(f"{scene.network.gateway_address}:")
+        assert clients[one["flow_id"]]["workload"]["container_id"] == scene.client
+        assert clients[one["flow_id"]]["workload"]["pod_uid"] == scene.pod_uid
 
 
 def test_an_executors_pod_turns_to_its_driver(pipeline_image: str) -> None:

@@ -65,9 +65,8 @@ class History:
         return _sorted(self.connections, "key")
 
     def current(self) -> list[Row]:
-        """Return the connections that are open, and those that were closed lately."""
-        opens, closes = self._tables.opens.read(), self._tables.closes.read()
-        return _sorted(connections.current(opens, closes, self._config), "key")
+        """Return the connections that were reported, open or closed."""
+        return _sorted(connections.of_rows(self._tables.opens.read(), self._tables.closes.read()), "key")
 
     def storms_after(self, *of: Event, at_s: float = 0) -> list[Row]:
         """Apply a batch; return the storms after it."""

@@ -140,9 +140,7 @@ def test_what_nobody_spoke_of_for_long_is_gone(spark: SparkSession) -> None:
     history = History(spark, open_limit=100, closed_limit=30)
     history.batch(opened(CLIENT, 1), opened(CLIENT, 2), closed(CLIENT, 3))
     history.batch(opened(CLIENT, 2, still_open_ts=SECOND_TS), at_s=50)
-    assert [row["key"] for row in history.current()] == [f"{n:016x}" for n in (1, 2)]
     assert only(history.batch(closed(BROKER, 1), at_s=120))["ends"] == "server only"
-    assert [row["key"] for row in history.current()] == [f"{n:016x}" for n in (1, 2)]
     history.batch(agent_event(BROKER), at_s=210)
     history.batch(agent_event(BROKER), at_s=260)
     assert {row["agent_id"] for row in history.agents.collect()} == {BROKER}

@@ -24,7 +24,6 @@ from pyspark.sql.types import StructType
 from kafka_probe_pipeline import agents, connections, spark_session
 from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.incidents import IDLE, RESTART
-from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.versions import Versions
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
@@ -76,10 +75,8 @@ class Scene:
         return newest.collect() if newest else []
 
     def current(self) -> list[Row]:
-        """Return the connections that the job knows of."""
-        config = load({"output": str(self.run.output)})
-        opens, closes = (Table(self.spark, config, name).read() for name in ("opens", "closes"))
-        return connections.current(opens, closes, config).collect()
+        """Return the connections that were reported, open or closed."""
+        return connections.of_rows(*(self.run.table(self.spark, name) for name in ("opens", "closes"))).collect()
 
     def sent_alerts(self) -> list[tuple[float, Event]]:
         """Return the alerts, each with the time of its sending, seconds since epoch."""

@@ -26,6 +26,7 @@ from tests.builders.tables import write_rows
 from tests.lab.answers import FirstUse, answered, asked, documented_flags
 
 ago = FirstUse().ago
+DOCUMENTS = ("README.md", "docs/guide/answers.md", "docs/guide/disconnects.md", "docs/guide/host.md")
 HOSTILE = "=1+1\x1b[31m"
 Rows = Sequence[dict[str, Any]]
 
@@ -292,7 +293,7 @@ def test_a_missing_table_and_a_missing_flag_are_sentences(tmp_path: Path) -> Non
 def test_documented_commands_find_rows(tables: Tables) -> None:
     for command in (agents, disconnects, storms):
         assert command.name
-        for flags in documented_flags(command.name, "README.md", "docs/guide/answers.md", "docs/guide/disconnects.md"):
+        for flags in documented_flags(command.name, *DOCUMENTS):
             assert tables.run(command, *flags).exit_code == 0
 
 

@@ -93,5 +93,5 @@ def test_nothing_that_matches_is_an_error_with_what_there_is(tables: Path, tmp_p
 
 
 def test_documented_commands_find_clients(tables: Path) -> None:
-    for flags in documented_flags("clients", "README.md", "docs/guide/answers.md"):
+    for flags in documented_flags("clients", "README.md", "docs/guide/answers.md", "docs/guide/host.md"):
         assert asked(clients, tables, *flags).exit_code == 0
