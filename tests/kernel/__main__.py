@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,24 +24,24 @@ RESULT = Path(__file__).parents[2] / "build" / "kernels.json"
 def main() -> int:
     """Run the matrix; return the exit status."""
     series, backends = (os.environ.get(name, "").split() for name in ("KERNELS", "BACKENDS"))
+    tried = []
     try:
-        tried = matrix(series or SUITES, backends=backends or BACKENDS)
+        for found in matrix(series or SUITES, backends=backends or BACKENDS):
+            keep(found)  # at once: all kernels take hours on a slow machine
+            tried.append(found)
     except LabError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 1
-    keep(tried)
     show(tried)
     return int(not all(found.passed for found in tried))
 
 
-def keep(tried: Iterable[Tried]) -> None:
-    """Write the results, each kernel with its date. What was not tried again is kept."""
+def keep(found: Tried) -> None:
+    """Write the results of a kernel with the date. What was not tried again is kept."""
     before = json.loads(RESULT.read_text())["kernels"] if RESULT.exists() else []
     known = {found["series"]: found for found in before}
-    for found in tried:
-        known[found.series] = _with_runs_of(
-            known.get(found.series), {"date": f"{datetime.now(UTC):%Y-%m-%d}", **asdict(found)}
-        )
+    new = {"date": f"{datetime.now(UTC):%Y-%m-%d}", **asdict(found)}
+    known[found.series] = _with_runs_of(known.get(found.series), new)
     kernels = [known[series] for series in SUITES if series in known]
     RESULT.write_text(json.dumps({"kernels": kernels}, indent=2) + "\n")
 
@@ -60,9 +60,8 @@ def _with_runs_of(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Mapp
     return {**new, "runs": runs, "differences": [*new["differences"], *others]}
 
 
-def show(tried: Iterable[Tried]) -> None:
+def show(tried: Sequence[Tried]) -> None:
     """Print a line per kernel and backend, and all failures."""
-    tried = list(tried)
     print(
         f"{'kernel':<26} {'backend':<11} {'ring':<8} {'perf':<8} {'tests':>5} {'seconds':>8} {'verified instructions'}"
     )

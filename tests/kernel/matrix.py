@@ -71,8 +71,10 @@ class Tried:
         return not self.differences and not any(run.result == "failed" for run in self.runs)
 
 
-def matrix(series: Iterable[str], backends: Sequence[str]) -> list[Tried]:
-    """Try the kernels. Each backend has a machine of its own, which keeps one processor busy; several run at once.
+def matrix(series: Iterable[str], backends: Sequence[str]) -> Iterator[Tried]:
+    """Try the kernels, and yield each once all of its backends have run.
+
+    Each backend has a machine of its own, which keeps one processor busy; several run at once.
 
     Raises:
         LabError: something that the machines are made of is missing.
@@ -87,7 +89,7 @@ def matrix(series: Iterable[str], backends: Sequence[str]) -> list[Tried]:
             return pool.submit(_try_backend, found, root, backend)
 
         lanes = [(found, [start(found, backend) for backend in backends]) for found in kernels]
-        return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
+        yield from (_tried(found, [lane.result() for lane in started]) for found, started in lanes)
 
 
 def programs(found: Kernel) -> Path:

@@ -41,7 +41,7 @@ def test_a_backend_that_is_tried_again_replaces_its_own_results(
     monkeypatch.setattr(matrix_program, "RESULT", tmp_path / "kernels.json")
 
     def kept(package_version: str, *runs: Run) -> list[list[str]]:
-        matrix_program.keep([Tried(SERIES, "6.12-amd64", package_version, runs, ())])
+        matrix_program.keep(Tried(SERIES, "6.12-amd64", package_version, runs, ()))
         (found,) = json.loads(matrix_program.RESULT.read_text())["kernels"]
         return [[run["backend"], run["buffer"], run["result"]] for run in found["runs"]]
 
