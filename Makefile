@@ -96,7 +96,7 @@ schemas: setup ## generate the protocol's tables from the definitions inside Kaf
 protocol: setup ## list the decoded APIs, their versions and what is kept of them, also in build/protocol.json
 	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json
 
-docs: setup ## generate docs/reference/ and docs/images/ from the code, docs/data/ and build/{kernels,bench}.json
+docs: setup ## generate docs/reference/, docs/images/ and lists in other files from the code, docs/data/ and build/{kernels,bench}.json
 	@for found in kernels bench; do [ ! -e build/$$found.json ] || install -m 644 build/$$found.json docs/data/; done
 	@$(BIN)/python -m scripts.docs
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,13 +14,15 @@ from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KNOWN_CONNECTIONS, TIMES, ends_of, reported
 from kafka_probe_console.ends import nat_of, not_internal
 from kafka_probe_console.period import Period
-from kafka_probe_console.views import AnswerView, within
+from kafka_probe_console.views import Answer, AnswerView, within
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
 SILENT_S = 180
 """The age of its last report from which an agent is silent; three times its usual pause if that is longer."""
+_LOSSES = Path(__file__).with_name("losses.json")
+"""What was lost, and what to do, by reason: `make docs` writes it."""
 _OF_NEWEST = ("connections", "version", "backend", "kernel", "rss_bytes", "losses", "cpu_us", "ts")
 
 
@@ -80,7 +85,18 @@ def _newest_reports(tables: OpenTables, period: Period) -> AnswerView:
         time="last",
         subject="agent",
         known="SELECT count(DISTINCT agent_id), epoch_us(min(received_ts)), epoch_us(max(received_ts)) FROM agents",
+        explained=_losses_explained,
     )
+
+
+def _losses_explained(found: Answer) -> Iterator[str]:
+    """Yield what each loss in the column of losses means, and what to do."""
+    places = [place for place, column in enumerate(found.columns) if column.name == "losses"]
+    listed = ", ".join(str(row[place]) for row in found.rows for place in places)
+    reasons = {loss.partition(" ")[0] for loss in listed.split(", ")}
+    for reason, text in json.loads(_LOSSES.read_text()).items():
+        if reason in reasons:
+            yield f"{reason}: {text}."
 
 
 def _hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:

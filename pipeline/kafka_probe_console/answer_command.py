@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import wraps
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -193,7 +194,8 @@ def _lines(
         return json_lines(found, details)
     if view.heading and not by_name:
         return records(found, details, view.heading, terminal_columns())
-    return table(found, None if by_name else terminal_columns())
+    rows = table(found, None if by_name else terminal_columns())
+    return chain(rows, view.explained(found)) if view.explained else rows
 
 
 def _nothing(tables: OpenTables, view: AnswerView, nearest: int | None) -> str:

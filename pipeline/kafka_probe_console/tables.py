@@ -143,7 +143,7 @@ def opened(location: str) -> Iterator[OpenTables]:
 
 
 def _without_map(field: pa.Field) -> pa.Field:
-    """Return the field of a map as that of a list of key and value: DuckDB is ten times as fast with lists."""
+    """Return the field of a map as that of a list, which DuckDB reads ten times as fast."""
     if not pa.types.is_map(field.type):
         return field
     entry = pa.struct([("key", field.type.key_type), ("value", field.type.item_type)])

@@ -33,7 +33,8 @@ class AnswerView:
     if not the subject. heading: so many columns are
     the heading of each row, whose other columns have a line each; 0: the rows are a table. details: returns those of
     rows, which are given by the names of their columns, with times as µs since epoch. note: a sentence for the user.
-    graph: returns the lines of a graph in DOT for the rows, with all columns; None: the user wants none.
+    graph: returns the lines of a graph in DOT for the rows, with all columns; None: the user wants none. explained:
+    returns the lines below a table.
     """
 
     sql: str
@@ -48,6 +49,7 @@ class AnswerView:
     details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
     note: str = ""
     graph: Callable[[Answer], Iterator[str]] | None = None
+    explained: Callable[[Answer], Iterator[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

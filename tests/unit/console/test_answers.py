@@ -96,7 +96,7 @@ def agent_rows() -> Rows:
             cpu_us=13_000_000,
             connections=8,
             rss_bytes=1 << 26,
-            losses={"gap": 2, "x": 0},
+            losses={"gap": 2, "x": 0, "peer_limited": 1},
         ),
         report("node-2", "third", ago(minutes=30), cpu_us=7, backend="kprobe", losses=None),
         report(
@@ -187,10 +187,19 @@ def test_agents_have_their_last_report_their_cost_and_what_they_lost(tables: Tab
     first, second, forged = tables.rows(agents)
     assert (first["runs"], forged["lost"]) == (2, 9 * 10**18)
     assert (first["node"], first["agent_id"], first["state"], first["connections"]) == ("node-1", "new", "reporting", 8)
-    assert (first["lost"], first["losses"]) == (2, "gap 2")
+    assert (first["lost"], first["losses"]) == (3, "gap 2, peer_limited 1")
     assert first["cpu_percent"] == pytest.approx(2)
     assert first["rss_mib"] == 64
     assert (second["node"], second["state"], second["lost"], second["cpu_percent"]) == ("node-2", "silent", 0, None)
+
+
+def test_each_loss_is_explained_once_below_the_table(tables: Tables) -> None:
+    explained = [line for line in tables.run(agents).stdout.splitlines() if ": " in line]
+    assert explained == [
+        "gap: stretches of bytes with the start of a frame that no hook saw: their frames are missing.",
+        "peer_limited: samples of one client address or process beyond its share of the buffer: see Limits.",
+    ]
+    assert "stretches" not in tables.run(agents, "--columns", "node,lost").stdout
 
 
 def test_hosts_without_an_agent_are_those_at_the_far_ends_of_what_is_watched(tables: Tables) -> None:
