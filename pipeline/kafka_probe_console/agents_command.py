@@ -100,30 +100,36 @@ def _losses_explained(found: Answer) -> Iterator[str]:
 
 
 def _hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:
-    """Return the hosts at the far ends of connections of which one end was watched.
+    """Return the hosts without an agent that are at the far ends of what agents watch.
 
     A connection without a flow id may be watched at both ends, so it does not count.
     """
     read = reported(tables, period)
     reports = [
         f"""
-        SELECT agent_id, conn_id, flow_id, side, peer, client.id AS client_id, received_ts, {TIMES[table]}
-        FROM {table} WHERE {where} AND flow_id IS NOT NULL
+        SELECT agent_id, conn_id, flow_id, side, local, peer, client.id AS client_id, received_ts, {TIMES[table]}
+        FROM {table} WHERE {where}
         """
         for table, (where, _) in read.items()
     ]
     sql = f"""
-        WITH of_flows AS (
-            SELECT flow_id, any_value(coalesce(nat.peer, ends.peer)) AS peer, any_value(side) AS side,
-                any_value(client_id) AS client_id, min(opened) AS first, max(seen) AS last
-            FROM {ends_of(reports, ("flow_id", "side", "peer", "client_id"))} ends
+        WITH ends AS (
+            SELECT one.*, {_host("one.local")} AS own_host, {_host("nat.local")} AS own_host_beyond,
+                {_host("coalesce(nat.peer, one.peer)")} AS host
+            FROM {ends_of(reports, ("flow_id", "side", "local", "peer", "client_id"))} one
                 LEFT JOIN {nat_of(tables)} nat USING (agent_id, conn_id)
-            GROUP BY flow_id HAVING count(DISTINCT side) = 1
+        ),
+        of_flows AS (
+            SELECT flow_id, any_value(host) AS host, any_value(side) AS side, any_value(client_id) AS client_id,
+                min(opened) AS first, max(seen) AS last
+            FROM ends WHERE flow_id IS NOT NULL GROUP BY flow_id HAVING count(DISTINCT side) = 1
         )
-        SELECT regexp_replace(peer, ':[0-9]+$', '') AS host, if(side = 'server', 'client', 'broker') AS is_a,
-            count(*) AS connections, count(DISTINCT client_id) AS clients, mode(client_id) AS top_client,
-            min(first) AS first, max(last) AS last
-        FROM of_flows WHERE {not_internal("client_id", internal=False)} GROUP BY ALL
+        SELECT host, if(side = 'server', 'client', 'broker') AS is_a, count(*) AS connections,
+            count(DISTINCT client_id) AS clients, mode(client_id) AS top_client, min(first) AS first, max(last) AS last
+        FROM of_flows ANTI JOIN (
+            SELECT own_host AS host FROM ends UNION SELECT own_host_beyond FROM ends
+        ) USING (host)
+        WHERE host IS NOT NULL AND {not_internal("client_id", internal=False)} GROUP BY ALL
     """
     return AnswerView(
         sql=sql,
@@ -139,3 +145,8 @@ def _hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:
         known=KNOWN_CONNECTIONS,
         known_subject="connection",
     )
+
+
+def _host(address: str) -> str:
+    """Return the host of an address with a port."""
+    return f"regexp_replace({address}, ':[0-9]+$', '')"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ _FLAGS: tuple[_Option, ...] = (
     click.option("--json", "as_objects", is_flag=True, help="print one JSON object per row"),
     click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values"),
     click.option(
-        "--watch", type=click.FloatRange(min=1), metavar="SECONDS", help="ask again after so long, until Ctrl-C"
+        "--watch", type=click.IntRange(1, 86_400), metavar="SECONDS", help="ask again after so long, until Ctrl-C"
     ),
 )
 
@@ -107,8 +107,10 @@ def _command(
             wanted = Selection(limit or (_MOST_RECORDS if view.heading else _MOST_ROWS), conditions, sort, columns)
             found = answer(view, wanted, tables)
             if not found.rows:
-                nearest = nearest_us(view_of(tables, Period(), **own), wanted, when, tables)
-                raise NothingFoundError(" ".join(filter(None, (_nothing(tables, view, nearest), view.note))))
+                every = partial(view_of, tables, Period(), **own)
+                raise NothingFoundError(
+                    " ".join(filter(None, (_nothing(tables, view, every, wanted, when), view.note)))
+                )
             details = None if columns or as_csv else _details(tables, view, found)
             newest = _newest(tables)
             waiting.end()
@@ -126,7 +128,7 @@ def _command(
         click.echo(newest, err=True)
 
     @wraps(view_of)
-    def run(*, watch: float | None, **flags: Any) -> None:
+    def run(*, watch: int | None, **flags: Any) -> None:
         if watch is None:
             ask(**flags)
         elif flags["as_csv"]:
@@ -137,13 +139,13 @@ def _command(
     return run
 
 
-def _repeat(ask: Callable[[], None], pause_s: float) -> None:
-    """Ask again and again until Ctrl-C. That nothing matches is an answer, too."""
+def _repeat(ask: Callable[[], None], pause_s: int) -> None:
+    """Ask again and again until Ctrl-C, also after a question that cannot be answered."""
     with suppress(KeyboardInterrupt):
         while True:
             try:
                 ask()
-            except NothingFoundError as error:
+            except (NothingFoundError, TableError) as error:
                 click.clear()
                 click.echo(printable_lines(str(error)), err=True)
             time.sleep(pause_s)
@@ -198,9 +200,15 @@ def _lines(
     return chain(rows, view.explained(found)) if view.explained else rows
 
 
-def _nothing(tables: OpenTables, view: AnswerView, nearest: int | None) -> str:
-    """Return sentences about what the tables have instead. nearest: time of a row that matches but for the period."""
-    ((number, first, last),) = tables.rows(view.known)
+def _nothing(
+    tables: OpenTables, view: AnswerView, every: Callable[[], AnswerView], wanted: Selection, when: Period
+) -> str:
+    """Return sentences about what the tables have instead. every: returns the view of any time."""
+    try:
+        nearest = nearest_us(every(), wanted, when, tables)
+        ((number, first, last),) = tables.rows(view.known)
+    except TableError:  # to read all of the tables takes longer than a period of them
+        return f"No {view.subject} matches."
     if not number:
         return f"No {view.subject} matches. The tables have no {view.known_subject or view.subject}."
     counted = f"{number:,} {view.known_subject}s" if view.known_subject else f"{number:,}"

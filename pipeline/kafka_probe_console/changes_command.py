@@ -15,7 +15,7 @@ from kafka_probe.text import printable
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import not_internal
-from kafka_probe_console.period import Period, hour_from, moment, moved
+from kafka_probe_console.period import Period, hour_from, local_time, moment, moved
 from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, topic_names
 from kafka_probe_console.views import AnswerView, within
 
@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 _OF_APIS, _OF_TOPICS = "level = 'api'", "level = 'topic' AND api"
 _FACTS = {
     "client": (_OF_APIS, "client", "client", "NULL"),
-    "library": (_OF_APIS, "library", "client", "client"),
-    "API version": (_OF_APIS, "api || ' ' || api_version", "client", "client || ' ' || api"),
+    "library": (f"{_OF_APIS} AND client IS NOT NULL", "library", "client", "client"),
+    "API version": (
+        f"{_OF_APIS} AND client IS NOT NULL",
+        "api || ' ' || api_version",
+        "client",
+        "client || ' ' || api",
+    ),
     "writes to topic": (f"{_OF_TOPICS} = 'Produce'", "topic", "NULL", "NULL"),
     "reads of topic": (f"{_OF_TOPICS} IN ('Fetch', 'ShareFetch')", "topic", "NULL", "NULL"),
 }
@@ -35,6 +40,7 @@ _LEAST = 60
 """Requests by which the two periods differ at least: rates of a few requests double by chance."""
 _RATES = ("before_per_min", "after_per_min", "difference_per_min")
 _SHOWN_NODES = 5
+_DAY = timedelta(days=1)
 
 
 class _Compared(NamedTuple):
@@ -60,7 +66,7 @@ def changes(tables: OpenTables, period: Period, against: str | None, *, internal
     `--at` compares the hour from then on with the hour before. Rates are requests per minute.
     """
     tables.require("traffic")
-    before, after = _periods(period, against)
+    before, after = _periods(period, against, _newest(tables))
     (where_before, values_before), (where_after, values_after) = (
         within("window_start", Period(*one)) for one in (before, after)
     )
@@ -118,13 +124,21 @@ def changes(tables: OpenTables, period: Period, against: str | None, *, internal
     )
 
 
-def _periods(period: Period, against: str | None) -> tuple[_Compared, _Compared]:
-    """Return the earlier period and the period; both are empty if any time is meant.
+def _newest(tables: OpenTables) -> datetime:
+    """Return the end of the newest traffic: the tables are a minute or two behind the clients."""
+    now = datetime.now(UTC)
+    ask = f"SELECT epoch_us(max({LAST})) FROM traffic WHERE date >= ?"
+    ((newest_us,),) = tables.rows(ask, [moved(now, -_DAY).date()])
+    return (newest_us and local_time(newest_us, UTC)) or now
+
+
+def _periods(period: Period, against: str | None, newest: datetime) -> tuple[_Compared, _Compared]:
+    """Return the earlier period and the period until the newest traffic; both are empty if any time is meant.
 
     Raises:
         UsageError: the period has no begin, or both have a time in common.
     """
-    end = period.end or datetime.now(UTC)
+    end = max(min(period.end or newest, newest), period.begin or newest)
     if period.end and not period.begin:
         raise UsageError("Give --from with --until.")
     length = timedelta(seconds=round((end - (period.begin or end)).total_seconds()))
@@ -136,16 +150,20 @@ def _periods(period: Period, against: str | None) -> tuple[_Compared, _Compared]
 
 
 def _note(tables: OpenTables, before: _Compared, after: _Compared) -> str:
-    """Return a sentence about the nodes whose agents reported in only one of the periods; nothing without any."""
+    """Return sentences about the periods, and about the nodes whose agents reported in only one of them."""
+    periods = " with ".join(
+        f"{one.begin.astimezone():%Y-%m-%d %H:%M:%S} to {one.end.astimezone():%H:%M:%S %Z}" for one in (after, before)
+    )
+    compared = f"Compared: {periods}."
     if not tables.add("agents"):
-        return ""
+        return compared
     reports = [within("received_ts", Period(*one)) for one in (before, after)]
     of_before, of_after = (f"SELECT node FROM agents WHERE {where}" for where, _ in reports)
     ask = f"({of_before} EXCEPT {of_after}) UNION ({of_after} EXCEPT {of_before}) ORDER BY node"
     ((_, first), (_, second)) = reports
     nodes = [printable(node) for (node,) in tables.rows(ask, [*first, *second, *second, *first])]
     if not nodes:
-        return ""
+        return compared
     shown = ", ".join(nodes[:_SHOWN_NODES])
     more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
-    return f"Agents of {shown}{more} reported in one of the periods only, so what they saw seems new or gone."
+    return f"{compared} Agents of {shown}{more} reported in one of them only, so what they saw seems new or gone."

@@ -11,12 +11,13 @@ from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.ends import not_internal
 from kafka_probe_console.period import Period
-from kafka_probe_console.traffic import KNOWN_CLIENTS, bounded, of_one_side, workload
+from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, bounded, of_one_side, same, workload
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
+_KEY = ("client", "api", "side")
 _SUMS = ("requests", "request_bytes", "response_bytes", "throttle_ms")
 _PERCENTILES = {"p50_ms": 0.5, "p99_ms": 0.99}
 _COUNTS = ("requests", "requests_per_s", "errors", *_PERCENTILES, "throttle_ms", "request_bytes", "response_bytes")
@@ -43,21 +44,18 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
     percentiles = ", ".join(
         f"min({_MIDDLE_MS}) FILTER (seen >= {share} * every) AS {name}" for name, share in _PERCENTILES.items()
     )
-    same = " AND ".join(f"of_ends.{name} IS NOT DISTINCT FROM {{0}}.{name}" for name in ("client", "api", "side"))
     sql = f"""
         WITH uses AS NOT MATERIALIZED (
             SELECT client_id AS client, coalesce(api, opaque) AS api, side, node,
                 {workload(tables)} AS workload, api_version,
-                nullif(concat_ws(' ', software_name, software_version), '') AS library,
-                least(window_start, now()) AS window_start, least(window_end, now()) AS window_end,
+                {LIBRARY} AS library, {FIRST} AS first, {LAST} AS last,
                 {", ".join(_SUMS)}, errors, latency
             FROM traffic WHERE {where} AND level = 'api' AND {not_internal("client_id", internal=internal)}
         ),
         of_sides AS (
             SELECT client, api, side, if(side = 'client', mode(workload), NULL) AS workload, mode(library) AS library,
                 if(side = 'client', mode(node), NULL) AS node, min(api_version) AS lowest, max(api_version) AS highest,
-                {", ".join(f"sum({name}) AS {name}" for name in _SUMS)}, min(window_start) AS first,
-                max(window_end) AS last
+                {", ".join(f"sum({name}) AS {name}" for name in _SUMS)}, min(first) AS first, max(last) AS last
             FROM uses GROUP BY client, api, side
         ),
         of_ends AS (
@@ -91,7 +89,7 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
             {bounded("coalesce(errors, 0)")} AS errors, error_names, {", ".join(_PERCENTILES)},
             if(lowest = highest, lowest::VARCHAR, lowest || '-' || highest) AS versions, first, last
         FROM of_ends
-        {" ".join(f"LEFT JOIN {name} ON {same.format(name)}" for name in ("of_errors", "of_latencies"))}
+        {" ".join(f"LEFT JOIN {name} ON {same('of_ends', name, _KEY)}" for name in ("of_errors", "of_latencies"))}
     """
     return AnswerView(
         sql=sql,

@@ -34,8 +34,7 @@ _SUMS = ("requests", "records", "batches", "bytes", "refused_records", "errors")
 _NUMBERS = ("requests", "requests_per_s", "records", "bytes", "records_per_batch", "bytes_per_batch")
 _COUNTS = ("refused_records", "errors", "topics")
 _SMALL_RECORDS, _OFTEN_PER_S = 2, 10
-_END = ("client", "side", "workload")
-_PRODUCER = (*_END, "acks")
+_PRODUCER = ("client", "side", "workload", "acks")
 
 
 @click.command(
@@ -74,13 +73,15 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
             SELECT * REPLACE (CASE
                 WHEN acks = -1 THEN 'all'
                 WHEN acks IS NOT NULL THEN acks::VARCHAR
-                WHEN requests > 0 THEN 'differ'
+                WHEN batches > 0 THEN 'differ'
+                WHEN requests > 0 THEN 'unknown'
                 -- Responses whose requests are in an earlier interval.
                 ELSE max(if(acks = -1, 'all', acks::VARCHAR)) OVER (PARTITION BY client, side, workload)
             END AS acks) FROM of_acks
         ),
         once AS (
-            SELECT *, if(watched = 'client', 'client', 'server') AS side
+            SELECT *, if(watched = 'client', 'client', 'server') AS side,
+                watched = 'broker' AND bool_or(watched = 'client') OVER (PARTITION BY client, acks) AS is_rest
             FROM {counted_once("uses", ("client", "acks"), ("workload",), _SUMS)}
         ),
         facts AS (
@@ -88,37 +89,40 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
                 arg_max(node, last) AS node, bool_or(is_transactional) AS is_transactional
             FROM uses GROUP BY ALL
         ),
-        topics AS (
-            SELECT client, side, workload, count(DISTINCT topic) AS topics
-            FROM rows WHERE level = 'topic' AND api = 'Produce' GROUP BY ALL
+        of_topics AS (
+            SELECT client, side, workload, topic, codecs, CASE
+                WHEN acks = -1 THEN 'all' WHEN acks IS NOT NULL THEN acks::VARCHAR ELSE 'differ'
+            END AS acks FROM rows WHERE level = 'topic' AND api = 'Produce'
         ),
+        topics AS (SELECT client, side, workload, acks, count(DISTINCT topic) AS topics FROM of_topics GROUP BY ALL),
         codecs AS (
-            SELECT client, side, workload, string_agg(codec, ', ' ORDER BY count DESC, codec) AS codecs,
+            SELECT client, side, workload, acks, string_agg(codec, ', ' ORDER BY count DESC, codec) AS codecs,
                 coalesce(sum(count) FILTER (codec = 'none'), 0) / sum(count) AS uncompressed
             FROM (
-                SELECT client, side, workload, one.key AS codec, sum(one.value) AS count FROM (
-                    SELECT client, side, workload, unnest(codecs) AS one
-                    FROM rows WHERE level = 'topic' AND api = 'Produce'
-                ) WHERE one.value > 0 GROUP BY ALL
+                SELECT client, side, workload, acks, one.key AS codec, sum(one.value) AS count
+                FROM (SELECT client, side, workload, acks, unnest(codecs) AS one FROM of_topics)
+                WHERE one.value > 0 GROUP BY ALL
             ) GROUP BY ALL
         ),
         idempotent AS (
             SELECT DISTINCT client, side, workload, 'all' AS acks FROM rows
             WHERE level = 'api' AND api = 'InitProducerId'
         )
-        SELECT once.*, library, node, topics, codecs,
+        -- Codecs and topics of what only brokers saw are not known apart from those of the watched.
+        SELECT once.*, library, node, if(is_rest, NULL, topics) AS topics, if(is_rest, NULL, codecs) AS codecs,
             CASE WHEN is_transactional THEN 'transactional' WHEN idempotent.acks = 'all' THEN 'idempotent' END
                 AS producer,
             requests / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
             records / nullif(batches, 0) AS records_per_batch, bytes / nullif(batches, 0) AS bytes_per_batch,
             nullif(concat_ws(', ', if(once.acks IN ('0', '1', 'differ'), 'acks=' || once.acks, NULL),
                 if(refused_records > 0, 'refused records', NULL)), '') AS risks,
-            nullif(concat_ws(', ', if(uncompressed > 0.5, 'uncompressed', NULL),
+            nullif(concat_ws(', ', if(uncompressed > 0.5 AND NOT is_rest, 'uncompressed', NULL),
                 if(requests_per_s >= {_OFTEN_PER_S} AND records_per_batch < {_SMALL_RECORDS}, 'small batches', NULL)),
                 '') AS waste
         FROM once LEFT JOIN facts ON {same("once", "facts", _PRODUCER)}
             LEFT JOIN idempotent ON {same("once", "idempotent", _PRODUCER)}
-            LEFT JOIN topics ON {same("once", "topics", _END)} LEFT JOIN codecs ON {same("once", "codecs", _END)}
+            LEFT JOIN topics ON {same("once", "topics", _PRODUCER)}
+            LEFT JOIN codecs ON {same("once", "codecs", _PRODUCER)}
     """
     return AnswerView(
         sql=sql,

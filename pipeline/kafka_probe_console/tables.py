@@ -7,8 +7,8 @@ statistics cannot match.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import Event, Timer
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from typing import Any
 
 import duckdb
@@ -28,6 +28,8 @@ SETTINGS: Mapping[str, Any] = {
     "lock_configuration": "true",
 }
 _AT_ONCE = 1024
+_AGAIN_S = 0.2
+_ON_CTRL_C = "Query interrupted"
 
 Row = tuple[Any, ...]
 
@@ -103,6 +105,10 @@ class OpenTables:
                     yield from rows
         except duckdb.InterruptException:
             raise TableError("This takes too long: choose a shorter period.") from None
+        except RuntimeError as error:  # DuckDB's form of KeyboardInterrupt
+            if str(error) != _ON_CTRL_C:
+                raise
+            raise KeyboardInterrupt from None
         except duckdb.OutOfMemoryException:
             raise TableError(f"This takes more than {SETTINGS['memory_limit']}: choose a shorter period.") from None
         except duckdb.Error as error:
@@ -111,12 +117,12 @@ class OpenTables:
     @contextmanager
     def time_limit(self, limit_s: float) -> Iterator[None]:
         """End the questions of the block with TableError once it has taken so long."""
-        timer = Timer(limit_s, self._end_all)
-        timer.start()
+        over = Event()
+        Thread(target=self._end_all, args=(limit_s, over), daemon=True).start()
         try:
             yield
         finally:
-            timer.cancel()
+            over.set()
 
     @contextmanager
     def _cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -129,10 +135,14 @@ class OpenTables:
             finally:
                 self._asking.remove(cursor)
 
-    def _end_all(self) -> None:
+    def _end_all(self, limit_s: float, over: Event) -> None:
+        if over.wait(limit_s):
+            return
         self._time_is_over.set()
-        for cursor in [*self._asking]:
-            cursor.interrupt()
+        while not over.wait(_AGAIN_S):  # an interrupt of a cursor that has not begun yet has no effect
+            for cursor in [*self._asking]:
+                with suppress(duckdb.Error):
+                    cursor.interrupt()
 
 
 @contextmanager

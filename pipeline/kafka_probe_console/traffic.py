@@ -21,11 +21,11 @@ SUMS = ("requests", "records", "bytes", "refused_records", "errors")
 """Columns that add up, without what was refused; null if a sum overflowed, or, of `records`, if some were not read."""
 _TIMES = "epoch_us(min(window_start)), epoch_us(least(max(window_end), now()))"
 KNOWN_TOPICS = f"SELECT count(DISTINCT coalesce(topic, topic_id)), {_TIMES} FROM traffic WHERE level = 'topic'"
-KNOWN_CLIENTS = f"SELECT count(DISTINCT client_id), {_TIMES} FROM traffic"
+KNOWN_CLIENTS = f"SELECT count(DISTINCT coalesce(client_id, '')), {_TIMES} FROM traffic"
 FIRST, LAST = "least(window_start, now())", "least(window_end, now())"
 """The times of a row of `traffic`, of which a wrong or forged clock makes none later than now."""
 LIBRARY = "nullif(concat_ws(' ', software_name, software_version), '')"
-MORE = "1.1::DOUBLE"
+_MORE = "1.1::DOUBLE"
 """The brokers' ends count where they have so many times as many requests of a client id as its own ends."""
 _FEW = 10
 _OVERFLOWED = 2**63 - 1
@@ -44,7 +44,7 @@ def count_of(counts: str, key: object = None) -> str:
 
 def of_one_side(*key: str) -> str:
     """Return a clause that keeps the rows of one side: the client's, unless the server's saw more requests."""
-    most = f"requests * if(side = 'client', {MORE}, 1) DESC NULLS LAST, side"
+    most = f"requests * if(side = 'client', {_MORE}, 1) DESC NULLS LAST, side"
     return f"QUALIFY row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {most}) = 1"
 
 
@@ -77,7 +77,7 @@ def counted_once(uses: str, key: Sequence[str], own: Sequence[str], sums: Sequen
             {", ".join(f"{bounded(more.format(name))} AS {name}" for name in sums)}, of_broker.first, of_broker.last
         FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
             ON {same("of_broker", "own", key)}
-        WHERE own.requests IS NULL OR of_broker.requests > own.requests * {MORE} + {_FEW}
+        WHERE own.requests IS NULL OR of_broker.requests > own.requests * {_MORE} + {_FEW}
     )"""
 
 

@@ -18,7 +18,17 @@ from kafka_probe_console.connection_ends import KEY, TIMES
 from kafka_probe_console.ends import not_internal, workload_of
 from kafka_probe_console.kafka_releases import Ranges, release, releases
 from kafka_probe_console.period import Period
-from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, count_of, counted_once, same, workload
+from kafka_probe_console.traffic import (
+    FIRST,
+    KNOWN_CLIENTS,
+    LAST,
+    LIBRARY,
+    bounded,
+    count_of,
+    counted_once,
+    same,
+    workload,
+)
 from kafka_probe_console.views import AnswerView, within
 
 if TYPE_CHECKING:
@@ -56,22 +66,27 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
         WITH rows AS (
             SELECT client_id AS client, if(side = 'client', {workload(tables)}, NULL) AS workload, side, cluster_id,
                 {LIBRARY} AS library, api, api_key, api_version AS version, sum(requests) AS requests,
-                sum(responses) - sum({count_of("errors", _UNSUPPORTED)}) AS supported, min({FIRST}) AS first,
+                sum(greatest(responses - {count_of("errors", _UNSUPPORTED)}, 0)) AS supported, min({FIRST}) AS first,
                 max({LAST}) AS last
-            FROM traffic WHERE {where} AND level = 'api' AND api_version IS NOT NULL
-                AND {not_internal("client_id", internal=internal)}
+            FROM traffic WHERE {where} AND level = 'api' AND {not_internal("client_id", internal=internal)}
             GROUP BY ALL
         ),
         versions(api_key, lowest, highest) AS (VALUES {_versions(ranges)}),
         uses AS (
             -- Only some responses on a connection contain the id of the cluster.
-            SELECT *, coalesce(cluster_id, if(count(DISTINCT cluster_id) OVER of_client = 1,
+            SELECT *, coalesce(cluster_id, if(client IS NOT NULL AND count(DISTINCT cluster_id) OVER of_client = 1,
                 max(cluster_id) OVER of_client, NULL)) AS cluster
-            FROM rows SEMI JOIN versions USING (api_key) WINDOW of_client AS (PARTITION BY client)
+            FROM rows SEMI JOIN versions USING (api_key) WHERE version IS NOT NULL
+            WINDOW of_client AS (PARTITION BY client)
         ),
         worked AS (FROM uses JOIN versions USING (api_key) WHERE supported > 0 AND version <= highest),
         in_clusters AS (
             SELECT cluster, api_key, max(version) AS offered FROM worked WHERE cluster IS NOT NULL GROUP BY ALL
+        ),
+        at_clients AS (
+            SELECT client, api_key, max(offered) AS offered_somewhere
+            FROM (SELECT DISTINCT client, cluster FROM uses WHERE client IS NOT NULL) JOIN in_clusters USING (cluster)
+            GROUP BY ALL
         ),
         in_libraries AS (
             SELECT library, api_key, max(version) AS known FROM worked WHERE library IS NOT NULL GROUP BY ALL
@@ -88,11 +103,11 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
             SELECT counted.*, lowest, known, CASE
                     WHEN lowest IS NULL THEN 'blocks'
                     WHEN version >= lowest THEN '{_FINE}'
-                    WHEN offered >= lowest THEN 'blocks'
+                    WHEN if(cluster IS NULL, offered_somewhere, offered) >= lowest THEN 'blocks'
                     ELSE 'depends'
                 END AS status
             FROM counted JOIN versions USING (api_key) LEFT JOIN in_clusters USING (cluster, api_key)
-                LEFT JOIN in_libraries USING (library, api_key)
+                LEFT JOIN at_clients USING (client, api_key) LEFT JOIN in_libraries USING (library, api_key)
         ),
         described AS (
             SELECT *, CASE
@@ -105,7 +120,7 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
         ),
         of_clients AS (
             SELECT status, client, cluster, workload, watched, arg_max(library, last) AS library,
-                string_agg(DISTINCT need, '; ' ORDER BY need) AS needs, sum(requests)::BIGINT AS requests,
+                string_agg(DISTINCT need, '; ' ORDER BY need) AS needs, {bounded("sum(requests)")} AS requests,
                 min(first) AS first, max(last) AS last
             FROM described GROUP BY status, client, cluster, workload, watched
             QUALIFY status != '{_FINE}' OR count(*) OVER (PARTITION BY client, cluster, workload, watched) = 1
@@ -114,14 +129,19 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
         SELECT of_clients.*, array_to_string(list_sort(list_filter([{_raised(ranges)}]::VARCHAR[],
             lambda name: NOT list_contains(apis, name))), ', ') AS not_used
         FROM of_clients LEFT JOIN used ON {same("of_clients", "used", ("client", "cluster"))}
+        UNION ALL BY NAME
+        SELECT 'not seen' AS status, client, cluster_id AS cluster, workload, 'API versions were not seen' AS needs,
+            {bounded("sum(requests)")} AS requests, if(side = 'client', 'client', 'broker') AS watched,
+            min(first) AS first, max(last) AS last
+        FROM rows WHERE version IS NULL AND requests > 0 GROUP BY client, cluster_id, workload, side
         UNION ALL BY NAME {undecoded}
     """
     return AnswerView(
         sql=sql,
         values=(*values, *undecoded_values),
         columns=columns(
-            *("status", "client", "needs", "cluster", "workload", "library", "requests", "watched", "last", "first"),
-            "not_used",
+            *("status", "client", "needs", "cluster", "workload", "library", "requests", "node", "watched", "last"),
+            *("first", "not_used"),
             numbers={"requests"},
             times={"last", "first"},
         ),
@@ -153,19 +173,21 @@ def _undecoded(tables: OpenTables, period: Period) -> tuple[str, tuple[object, .
     known = [table for table in TIMES if tables.add(table) and "opaque" in tables.columns(table)]
     ends = [
         f"""
-        SELECT {KEY} AS key, side, if(side = 'client', {workload_of(tables, table)}, NULL) AS workload, opaque,
+        SELECT {KEY} AS key, side, if(side = 'client', {workload_of(tables, table)}, NULL) AS workload, node, opaque,
             least(ts, received_ts) AS seen
         FROM {table} WHERE {within_period} AND opaque IS NOT NULL
         """
         for table in known
     ]
-    none = "SELECT NULL AS key, NULL AS side, NULL AS workload, NULL AS opaque, NULL::TIMESTAMPTZ AS seen WHERE false"
+    texts = ", ".join(f"NULL::VARCHAR AS {name}" for name in ("key", "side", "workload", "node", "opaque"))
+    none = f"SELECT {texts}, NULL::TIMESTAMPTZ AS seen WHERE false"
     sql = f"""
-        SELECT 'not seen' AS status, workload, opaque AS needs, watched, min(first) AS first, max(last) AS last
+        SELECT 'not seen' AS status, workload, node, opaque AS needs, watched, min(first) AS first, max(last) AS last
         FROM (
             SELECT max(workload) AS workload, max(opaque) AS opaque, min(seen) AS first, max(seen) AS last,
+                coalesce(max(node) FILTER (side = 'client'), max(node)) AS node,
                 if(bool_or(side = 'client'), 'client', 'broker') AS watched
             FROM ({" UNION ALL ".join(ends) or none}) GROUP BY key
-        ) GROUP BY workload, opaque, watched
+        ) GROUP BY workload, node, opaque, watched
     """
     return sql, values * len(known)

@@ -115,6 +115,9 @@ def open_rows() -> Rows:
         end("server", "4", "kafka-probe-agent", at, flow_id="own"),
         end("client", "5", "billing", at, flow_id="of client"),
         end("client", "6", "billing", at),
+        # Its own end is listed, and has no flow_id yet.
+        end("client", "7", None, at, local="10.57.1.12:52224", found="listed"),
+        end("server", "7", "billing", at, flow_id="of a listed one", peer="10.57.1.12:52224"),
     ]
 
 
@@ -310,7 +313,10 @@ def test_the_commands_are_those_of_the_agent() -> None:
     names = CliRunner().invoke(commands, ["--help"]).output
     assert all(
         f"\n  {name} " in names
-        for name in ("agents", "clients", "connections", "disconnects", "storms", "topic", "topics", "who", "why")
+        for name in (
+            *("agents", "changes", "clients", "connections", "disconnects", "map", "producers", "storms", "topic"),
+            *("topics", "upgrade", "who", "why"),
+        )
     )
 
 

@@ -86,7 +86,7 @@ def test_forged_numbers_are_unknown_and_hide_nobody(tmp_path: Path) -> None:
 
 
 def test_nothing_that_matches_is_an_error_with_what_there_is(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"No client matches\. The tables have 4, from "):
+    with pytest.raises(KafkaProbeError, match=r"No client matches\. The tables have 5, from "):
         answered(clients, tables, "--filter", "client = nobody")
     with pytest.raises(KafkaProbeError, match="There is no table traffic in"):
         answered(clients, tmp_path)

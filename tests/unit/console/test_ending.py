@@ -1,14 +1,19 @@
-"""How a command that read tables ends its process."""
+"""How commands that read tables end: their process, and their questions on Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
+
+from kafka_probe_console.tables import opened
 
 _STOPS_READING = """
 import sys
@@ -31,3 +36,10 @@ def test_a_table_that_was_not_read_to_its_end_does_not_abort_the_process(tmp_pat
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert ended.stdout.startswith("kafka-probe ")
+
+
+def test_ctrl_c_ends_a_question(tmp_path: Path) -> None:
+    question = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
+    Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with opened(str(tmp_path)) as tables, tables.time_limit(60), pytest.raises(KeyboardInterrupt):
+        next(tables.rows(question))

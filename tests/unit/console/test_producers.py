@@ -48,6 +48,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         produce("late", -1, **large),
         produce("late", None, **{**none, "refused_records": 7, "errors": {"22": 7}}),
         produce("by topic", None, **large),
+        produce("of a newer API", None, **{**none, "requests": 20}),
+        produce("careless", -1, **large),
+        produce("careless", 0, "server", **{**large, "requests": 5000}),
         produce("idempotent", -1, **large),
         produce("idempotent", 1, **large),
         produce("idempotent", None, api="InitProducerId"),
@@ -67,6 +70,7 @@ def test_a_producer_has_its_settings_and_its_batches(tables: Path) -> None:
     assert {*rows} == {
         *(("careful", "all"), ("careless", "0"), ("two ways", "1"), ("two ways", "all"), ("in part", "1")),
         *(("idempotent", "all"), ("idempotent", "1"), ("late", "all"), ("by topic", "differ")),
+        *(("careless", "all"), ("of a newer API", "unknown")),
         *(("same id", "all"), ("same id", "0")),
     }
     careful = rows["careful", "all"]
@@ -78,13 +82,24 @@ def test_a_producer_has_its_settings_and_its_batches(tables: Path) -> None:
 
 
 def test_risks_and_waste_are_named(tables: Path) -> None:
-    rows = {acks: (row["risks"], row["waste"]) for acks, row in by_acks(tables).items()}
+    watched = by_acks(tables, "--filter", "watched = client or client = 'two ways'")
+    rows = {acks: (row["risks"], row["waste"]) for acks, row in watched.items()}
     assert rows["careless", "0"] == ("acks=0", "uncompressed, small batches")
     assert rows["two ways", "1"] == ("acks=1", None)
     assert rows["late", "all"] == ("refused records", None)
     assert rows["by topic", "differ"] == ("acks=differ", None)
+    assert rows["of a newer API", "unknown"] == (None, None)
     (careless, *others) = answered(producers, tables, "--filter", "risks ~ '*acks=0*' and watched = client")
     assert (careless["client"], careless["requests_per_s"], others) == ("careless", 10, [])
+
+
+def test_codecs_are_those_of_the_row(tables: Path) -> None:
+    rows = answered(producers, tables, "--filter", "client = careless")
+    assert {(row["acks"], row["watched"], row["codecs"], row["waste"]) for row in rows} == {
+        ("all", "client", "zstd, none", None),
+        ("0", "client", "none", "uncompressed, small batches"),
+        ("0", "broker", None, None),
+    }
 
 
 def test_what_only_brokers_saw_of_a_client_is_a_row_of_its_own(tables: Path) -> None:
@@ -107,7 +122,7 @@ def test_forged_numbers_are_unknown_and_hide_nobody(tmp_path: Path) -> None:
 
 
 def test_nothing_that_matches_is_an_error_with_what_there_is(tables: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"No producer matches\. The tables have 9, from "):
+    with pytest.raises(KafkaProbeError, match=r"No producer matches\. The tables have 10, from "):
         answered(producers, tables, "--filter", "client = nobody")
 
 

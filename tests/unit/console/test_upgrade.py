@@ -63,6 +63,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
             traffic("held down", ApiKey.STREAMS_GROUP_HEARTBEAT, 0, cluster_id="old", **library),
             traffic("unknown", ApiKey.PRODUCE, 1, cluster_id="old"),
             traffic("of unknown cluster", ApiKey.PRODUCE, 1, cluster_id=None),
+            *(traffic("of two", ApiKey.METADATA, 12, cluster_id=cluster) for cluster in ("new", "old")),
+            traffic("of two", ApiKey.PRODUCE, 2, cluster_id=None),
+            {**traffic("of no version", ApiKey.FETCH, 0), "api_version": None, "client_id": None},
             # What nobody answered, what was refused and what no release has shows nothing of a cluster or library.
             traffic("refused", ApiKey.PRODUCE, 9, cluster_id="old", errors={"35": 50}),
             traffic("unanswered", ApiKey.PRODUCE, 9, cluster_id="old", responses=0),
@@ -99,12 +102,27 @@ def test_a_client_blocks_where_its_cluster_offers_what_it_does_not_use(tables: P
         ("held down", "old", "client", "depends", "Produce 2 needs 3, the library supports 9"),
         ("unknown", "old", "client", "depends", "Produce 1 needs 3"),
         ("of unknown cluster", None, "client", "depends", "Produce 1 needs 3"),
+        ("of two", None, "client", "blocks", "Produce 2 needs 3"),
+        *(("of two", cluster, "client", FINE, None) for cluster in ("new", "old")),
+        (None, "new", "client", "not seen", "API versions were not seen"),
         ("modern", "new", "client", FINE, None),
         ("modern", "new", "broker", FINE, None),
         *((name, "old", "client", FINE, None) for name in ("refused", "unanswered", "newer")),
         (None, None, "client", "not seen", "tls"),
         (None, None, "broker", "not seen", "tls"),
     }
+
+
+def test_what_is_encrypted_has_its_workload_and_node(tables: Path) -> None:
+    found = answered(upgrade, tables, "--filter", "needs = tls")
+    assert {(row["workload"], row["node"]) for row in found} == {("billing-7f", "node-1"), (None, "broker-1")}
+
+
+def test_forged_sums_are_unknown_and_hide_nobody(tmp_path: Path) -> None:
+    forged = [traffic("x", api, 1, requests=2**62 + 1, responses=2**62) for api in (ApiKey.FETCH, ApiKey.PRODUCE)]
+    write_rows(tmp_path, "traffic", [*forged, traffic("honest", ApiKey.FETCH, 1)])
+    rows = {row["client"]: row["requests"] for row in answered(upgrade, tmp_path, "--to", "4.0")}
+    assert rows == {"x": None, "honest": 50}
 
 
 def test_a_use_has_its_own_times_and_library(tables: Path) -> None:
