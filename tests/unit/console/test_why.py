@@ -14,6 +14,7 @@ from rich.cells import cell_len
 
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_console.disconnect_storms import KnownStorm
 from kafka_probe_console.period import moment
 from kafka_probe_console.why_command import why
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -125,6 +126,38 @@ def test_a_storm_is_that_of_its_time_cause_and_silence_or_of_its_broker(tables: 
     assert re.fullmatch(r"20 such disconnects since \S+ \S+, not over yet: storm b", restarted["storm"])
     (refused,) = answered(why, tables, "--filter", "cause = auth_failure")
     assert refused["storm"] is None
+
+
+CRASH = {"cause": "process_exit", "by": "client", "ended": 90_000_000, "opened": 0, "idle_s": None}
+POD = {"process": "java[7]", "workload": "orders-7f", "seen_as": "10.57.2.2:49631", "broker": "10.0.0.1:9092"}
+BRIEF = {"cause": "normal", "opened": 60_000_000}
+UNWATCHED = {"process": None, "workload": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "of", "is_one"),
+    [
+        ("client_crash_loop", "java team/orders-7f", {}, True),
+        ("client_crash_loop", "java team/orders-8f", {}, False),
+        ("client_crash_loop", "python team/orders-7f", {}, False),
+        ("client_crash_loop", "java team/orders-7f", BRIEF, False),
+        ("client_crash_loop", "java", {"workload": "java"}, True),
+        ("client_crash_loop", "java team/orders-7f", {"ended": 400_000_000}, False),
+        ("reconnects", "java team/orders-7f", BRIEF, True),
+        ("reconnects", "java team/orders-7f", {**BRIEF, "opened": 1_000_000}, False),
+        ("reconnects", "java team/orders-7f", {**BRIEF, "opened": None}, False),
+        ("reconnects", "behind 10.57.2.2", {**BRIEF, **UNWATCHED}, True),
+        ("reconnects", "behind 10.57.2.3", {**BRIEF, **UNWATCHED}, False),
+        ("reconnects", "java team/orders-7f", {}, False),
+        ("broker_restart", "10.0.0.1:9092", {"by": "server"}, True),
+        ("of a newer release", "process_exit", {}, False),
+    ],
+)
+def test_a_storm_of_a_workload_has_its_crashes_or_brief_connections(
+    kind: str, subject: str, of: dict[str, Any], is_one: bool
+) -> None:
+    storm = KnownStorm("s", kind, subject, 0, since_us=80_000_000, until_us=300_000_000, disconnects=20)
+    assert storm.has({**CRASH, **POD, **of}) is is_one
 
 
 @pytest.mark.parametrize(
