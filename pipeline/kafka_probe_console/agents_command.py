@@ -15,12 +15,11 @@ from kafka_probe_console.connection_ends import KNOWN_CONNECTIONS, TIMES, ends_o
 from kafka_probe_console.ends import nat_of, not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import Answer, AnswerView, within
+from kafka_probe_console.watching import SILENT_S
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
-SILENT_S = 180
-"""The age of its last report from which an agent is silent; three times its usual pause if that is longer."""
 _LOSSES = Path(__file__).with_name("losses.json")
 """What was lost, and what to do, by reason: `make docs` writes it."""
 _OF_NEWEST = ("connections", "version", "backend", "kernel", "rss_bytes", "losses", "cpu_us", "ts")

@@ -20,6 +20,7 @@ from kafka_probe_console.period import Period, around, period, written
 from kafka_probe_console.printing import json_lines, plain_rows, records, table, terminal_columns, write_csv
 from kafka_probe_console.views import AnswerView, Selection, answer, nearest_us
 from kafka_probe_console.waiting import Waiting
+from kafka_probe_console.watching import unwatched
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
@@ -207,12 +208,13 @@ def _nothing(
     try:
         nearest = nearest_us(every(), wanted, when, tables)
         ((number, first, last),) = tables.rows(view.known)
+        gaps = unwatched(tables, when)
     except TableError:  # to read all of the tables takes longer than a period of them
         return f"No {view.subject} matches."
     if not number:
         return f"No {view.subject} matches. The tables have no {view.known_subject or view.subject}."
     counted = f"{number:,} {view.known_subject}s" if view.known_subject else f"{number:,}"
-    has = f"The tables have {counted}, from {written(first)} to {written(last)}."
+    has = f"The tables have {counted}, from {written(first)} to {written(last)}. {gaps}".strip()
     if nearest is None:
         return f"No {view.subject} matches. {has}"
     return f"No {view.subject} of this time matches. The nearest that matches was at {written(nearest)}. {has}"

@@ -295,6 +295,22 @@ def test_what_is_used_incorrectly_is_refused(tables: Tables, flags: tuple[str, .
     assert found.value.exit_code == 2
 
 
+def test_nodes_that_were_not_watched_are_named_where_nothing_matches(tmp_path: Path) -> None:
+    write_rows(tmp_path, "storms", storm_rows())
+    minutes = {"steady": range(1, 30), "gap": [*range(1, 10), *range(18, 30)], "ended\x1b": range(20, 30)}
+    reports = [{"node": node, "received_ts": ago(minutes=minute)} for node, of in minutes.items() for minute in of]
+    write_rows(tmp_path, "agents", reports)
+    message = re.compile(
+        r"Node ended\\x1b has not been watched since \S+ \S+\. "
+        r"Node gap was not watched from \S+ \S+ to \S+ \S+\.$"
+    )
+    with pytest.raises(KafkaProbeError, match=message):
+        asked(storms, tmp_path, "--from", "15m", "--until", "10m", "--filter", "id = none")
+    with pytest.raises(KafkaProbeError) as watched:
+        asked(storms, tmp_path, "--from", "28m", "--until", "25m", "--filter", "id = none")
+    assert "watched" not in str(watched.value)
+
+
 def test_a_missing_table_and_a_missing_flag_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(KafkaProbeError, match=r"There is no table agents in .*: set --tables to the --output of"):
         Tables(tmp_path).run(agents)
