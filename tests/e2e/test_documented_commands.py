@@ -59,6 +59,7 @@ ELSEWHERE = {
         f".venv/bin/kafka-probe {name} --tables": (f"tests/unit/console/test_{name}.py", READ)
         for name in ("changes", "clients", "connections", "map", "producers", "upgrade", "who", "why")
     },
+    "eval": ("tests/unit/console/test_completion.py", READ),
     ".venv/bin/kafka-probe topic": ("tests/unit/console/test_topics.py", READ),
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),
