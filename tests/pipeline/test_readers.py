@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.builders.spark_events import (
     opened,
     requested,
 )
+from tests.lab.answers import asked
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import Run
 
@@ -103,6 +105,21 @@ def test_the_documented_question_for_open_connections_finds_each_end_once(
     rows = names["found"].project("conn_id", "flow_id").fetchall()
     expected = [opened(CLIENT, 2), opened(BROKER, 3, flow_id=None)]
     assert sorted(rows) == sorted((end["conn_id"], end["flow_id"]) for end in expected)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *("agents", "clients", "connections", "disconnects", "map", "map --dot", "producers"),
+        *("storms", "topic orders", "topics", "upgrade --to 4.0", "who java", "why"),
+    ],
+)
+def test_each_question_is_answered_from_the_tables_of_the_job(output: Path, question: str) -> None:
+    name, *flags = question.split()
+    command = getattr(import_module(f"kafka_probe_console.{name}_command"), {"map": "connection_map"}.get(name, name))
+    since = datetime.fromtimestamp(NOON_US / 1e6, UTC) - timedelta(days=1)
+    found = asked(command, output, *flags, "--from", since.isoformat())
+    assert (found.exit_code, len(found.stdout.splitlines()) > 1) == (0, True)
 
 
 def ask(table: Path, question: str, *values: object) -> list[tuple[Any, ...]]:
