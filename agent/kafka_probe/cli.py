@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import entry_points
@@ -51,18 +51,6 @@ log = logging.getLogger(__name__)
 
 _ADDED = "kafka_probe.commands"
 CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConfig.model_fields]
-
-
-def main() -> None:
-    """Run the command and end the process; this is the entry point of the package."""
-    status = execute()
-    if "pyarrow" in sys.modules:
-        # Arrow may still read ahead. Before 3.14, Python ends such a thread in the middle of C++, which aborts.
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
 
 
 def execute() -> int:

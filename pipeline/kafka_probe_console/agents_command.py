@@ -11,8 +11,7 @@ import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.connection_ends import KNOWN_CONNECTIONS, TIMES, ends_of, reported
-from kafka_probe_console.ends import nat_of, not_internal
+from kafka_probe_console.hosts_without_agent import hosts_without_agent
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import Answer, AnswerView, within
 from kafka_probe_console.watching import SILENT_S
@@ -39,7 +38,7 @@ Examples:
 @prints_view()
 def agents(tables: OpenTables, period: Period, *, missing: bool) -> AnswerView:
     """Print the newest report of each node's agent: losses, cost, version, and whether the agent is silent."""
-    return _hosts_without_agent(tables, period) if missing else _newest_reports(tables, period)
+    return hosts_without_agent(tables, period) if missing else _newest_reports(tables, period)
 
 
 def _newest_reports(tables: OpenTables, period: Period) -> AnswerView:
@@ -96,56 +95,3 @@ def _losses_explained(found: Answer) -> Iterator[str]:
     for reason, text in json.loads(_LOSSES.read_text()).items():
         if reason in reasons:
             yield f"{reason}: {text}."
-
-
-def _hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:
-    """Return the hosts without an agent that are at the far ends of what agents watch.
-
-    A connection without a flow id may be watched at both ends, so it does not count.
-    """
-    read = reported(tables, period)
-    reports = [
-        f"""
-        SELECT agent_id, conn_id, flow_id, side, local, peer, client.id AS client_id, received_ts, {TIMES[table]}
-        FROM {table} WHERE {where}
-        """
-        for table, (where, _) in read.items()
-    ]
-    sql = f"""
-        WITH ends AS (
-            SELECT one.*, {_host("one.local")} AS own_host, {_host("nat.local")} AS own_host_beyond,
-                {_host("coalesce(nat.peer, one.peer)")} AS host
-            FROM {ends_of(reports, ("flow_id", "side", "local", "peer", "client_id"))} one
-                LEFT JOIN {nat_of(tables)} nat USING (agent_id, conn_id)
-        ),
-        of_flows AS (
-            SELECT flow_id, any_value(host) AS host, any_value(side) AS side, any_value(client_id) AS client_id,
-                min(opened) AS first, max(seen) AS last
-            FROM ends WHERE flow_id IS NOT NULL GROUP BY flow_id HAVING count(DISTINCT side) = 1
-        )
-        SELECT host, if(side = 'server', 'client', 'broker') AS is_a, count(*) AS connections,
-            count(DISTINCT client_id) AS clients, mode(client_id) AS top_client, min(first) AS first, max(last) AS last
-        FROM of_flows ANTI JOIN (
-            SELECT own_host AS host FROM ends UNION SELECT own_host_beyond FROM ends
-        ) USING (host)
-        WHERE host IS NOT NULL AND {not_internal("client_id", internal=False)} GROUP BY ALL
-    """
-    return AnswerView(
-        sql=sql,
-        values=tuple(value for _, of_table in read.values() for value in of_table),
-        columns=columns(
-            *("host", "is_a", "connections", "clients", "top_client", "last", "first"),
-            numbers={"connections", "clients"},
-            times={"last", "first"},
-        ),
-        sort="connections",
-        time="last",
-        subject="host without an agent",
-        known=KNOWN_CONNECTIONS,
-        known_subject="connection",
-    )
-
-
-def _host(address: str) -> str:
-    """Return the host of an address with a port."""
-    return f"regexp_replace({address}, ':[0-9]+$', '')"

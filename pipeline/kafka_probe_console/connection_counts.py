@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kafka_probe_console.columns import columns
-from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, TIMES, ends_of, reported
-from kafka_probe_console.ends import nat_of, not_internal, workload_of
+from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, ends_in
+from kafka_probe_console.ends import nat_of, not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
 GROUPS = ("client", "workload", "broker", "node")
-_NEWEST = ("flow_id", "found", "side", "node", "local", "peer", "client_id", "workload")
 _COUNTS = ("opened", "ended", "open", "opened_per_min", "ended_per_min", "lifetime_ms", "shortest_ms")
 
 
@@ -28,15 +27,7 @@ def connection_counts(
     opened, ended: in the period, open: at its end. Those that agents found open when they started are not among the
     opened, and their lifetime is not known.
     """
-    read = reported(tables, period)
-    reports = [
-        f"""
-        SELECT agent_id, conn_id, flow_id, found, side, node, local, peer, client.id AS client_id,
-            {workload_of(tables, table)} AS workload, received_ts, {TIMES[table]}
-        FROM {table} WHERE {where}
-        """
-        for table, (where, _) in read.items()
-    ]
+    reported_ends, values = ends_in(tables, period)
     begin, end = period.begin, period.end or datetime.now(UTC)
     lasted = "1000 * (epoch(ended) - epoch(opened))"
     sql = f"""
@@ -46,7 +37,7 @@ def connection_counts(
                 coalesce(max(client_id) FILTER (side != 'server'), max(client_id)) AS client,
                 max(workload) FILTER (side != 'server') AS workload, max(node) FILTER (side != 'server') AS node,
                 coalesce(max(ends.local) FILTER (side = 'server'), max(nat.peer), max(ends.peer)) AS broker
-            FROM {ends_of(reports, _NEWEST)} ends LEFT JOIN {nat_of(tables)} nat USING (agent_id, conn_id) GROUP BY key
+            FROM {reported_ends} ends LEFT JOIN {nat_of(tables)} nat USING (agent_id, conn_id) GROUP BY key
         )
         SELECT *, {", ".join(f"{count} / minutes AS {count}_per_min" for count in ("opened", "ended"))} FROM (
             SELECT {", ".join(groups)}, count(*) FILTER (is_new AND opened >= begun) AS opened,
@@ -61,7 +52,6 @@ def connection_counts(
             ) WHERE (ended IS NULL OR ended >= begun) AND {not_internal("client", internal=internal)} GROUP BY ALL
         )
     """
-    values = [value for _, of_period in read.values() for value in of_period]
     return AnswerView(
         sql=sql,
         values=(*values, begin, end),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from kafka_probe_console.ends import workload_of
 from kafka_probe_console.period import Period, moved
 from kafka_probe_console.views import within
 
@@ -45,6 +46,24 @@ def reported_in(table: str, period: Period) -> Period:
     repeated = moved(period.end or datetime.now(UTC), -_REPEATED_WITHIN)
     begin = repeated if table == "opens" else period.begin and min(period.begin, repeated)
     return Period(begin, period.end)
+
+
+def ends_in(tables: OpenTables, period: Period) -> tuple[str, list[object]]:
+    """Return a relation of the ends of connections that were open in a period, with its values.
+
+    It has flow_id, found, side, node, local, peer, client_id and workload as reported last, and what `ends_of` adds.
+    """
+    read = reported(tables, period)
+    reports = [
+        f"""
+        SELECT agent_id, conn_id, flow_id, found, side, node, local, peer, client.id AS client_id,
+            {workload_of(tables, table)} AS workload, received_ts, {TIMES[table]}
+        FROM {table} WHERE {where}
+        """
+        for table, (where, _) in read.items()
+    ]
+    newest = ("flow_id", "found", "side", "node", "local", "peer", "client_id", "workload")
+    return ends_of(reports, newest), [value for _, of_table in read.values() for value in of_table]
 
 
 def ends_of(reports: Iterable[str], newest: Iterable[str]) -> str:

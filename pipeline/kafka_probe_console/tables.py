@@ -126,10 +126,10 @@ class OpenTables:
 
     @contextmanager
     def _cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        if self._time_is_over.is_set():
+            raise duckdb.InterruptException
         with self._connection.cursor() as cursor:
             self._asking.append(cursor)
-            if self._time_is_over.is_set():
-                raise duckdb.InterruptException
             try:
                 yield cursor
             finally:

@@ -1,8 +1,8 @@
 """The SQL of traffic: sums of rows, and what clients wrote to topics and read from them.
 
-Two ends may report a client, which counts once, by its own ends. If the brokers' ends have more requests of a client id
-and group, by a tenth and some more, some of its connections are watched at the broker only: the difference is a row of
-its own. Smaller differences are the seconds between the reports of both ends.
+Two ends may report a client, which counts once, by its own ends. If the brokers' ends have more requests of the same
+key, such as client id and group, by a tenth and some more, some connections are watched at the broker only: the
+difference is a row of its own. Smaller differences are the seconds between the reports of both ends.
 """
 
 from __future__ import annotations

@@ -25,31 +25,32 @@ Details = Sequence[Mapping[str, str | list[str] | None]]
 
 @dataclass(frozen=True, slots=True)
 class AnswerView:
-    """The answer to a question, before a user's conditions.
-
-    columns: in the order of their importance; sort: the column by which it is sorted unless the user names another;
-    time: the column of its rows' time; subject: what its rows are, in the singular; known: SQL that returns how many
-    facts the tables have of it, and the times of the first and the last, µs since epoch; known_subject: what these are,
-    if not the subject. heading: so many columns are
-    the heading of each row, whose other columns have a line each; 0: the rows are a table. details: returns those of
-    rows, which are given by the names of their columns, with times as µs since epoch. note: a sentence for the user.
-    graph: returns the lines of a graph in DOT for the rows, with all columns; None: the user wants none. explained:
-    returns the lines below a table.
-    """
+    """The answer to a question, before a user's conditions."""
 
     sql: str
     values: tuple[object, ...]
     columns: tuple[AnswerColumn, ...]
+    """in the order of their importance"""
     sort: str
+    """the column by which it is sorted unless the user names another"""
     time: str
+    """the column of its rows' time"""
     subject: str
+    """what its rows are, in the singular"""
     known: str
+    """SQL that returns how many facts the tables have of it, and the times of the first and the last, µs since epoch"""
     known_subject: str = ""
+    """what these facts are, if not the subject"""
     heading: int = 0
+    """so many columns are the heading of each row, whose other columns have a line each; 0: the rows are a table"""
     details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
+    """returns those of rows, which are given by the names of their columns, with times as µs since epoch"""
     note: str = ""
+    """a sentence for the user"""
     graph: Callable[[Answer], Iterator[str]] | None = None
+    """returns the lines of a graph in DOT for rows with all columns; None: the user wants no graph"""
     explained: Callable[[Answer], Iterator[str]] | None = None
+    """returns the lines below a table"""
 
 
 @dataclass(frozen=True, slots=True)

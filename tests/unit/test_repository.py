@@ -72,7 +72,7 @@ def test_the_wheel_ships_both_packages_with_types_commands_and_licences(wheel: z
         "bpf/LICENSE.GPL-2.0-only",
     }
     commands = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
-    assert "kafka-probe = kafka_probe.cli:main" in commands
+    assert "kafka-probe = kafka_probe.__main__:main" in commands
     assert "kafka-probe-pipeline = kafka_probe_pipeline.cli:main" in commands
 
 

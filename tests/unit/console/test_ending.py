@@ -17,7 +17,7 @@ from kafka_probe_console.tables import opened
 
 _STOPS_READING = """
 import sys
-from kafka_probe.cli import main
+from kafka_probe.__main__ import main
 from kafka_probe_console.tables import opened
 with opened(sys.argv[1]) as tables:
     tables.require("texts")
