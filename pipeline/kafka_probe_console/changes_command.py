@@ -57,7 +57,9 @@ Examples:
   kafka-probe changes --tables kafka-probe-output --since 1h --against 1d
 """
 )
-@click.option("--against", metavar="AGE", help="compare with the period so much earlier [default: the one just before]")
+@click.option(
+    "--against", metavar="AGE", help="compare with the same period, so much earlier [default: the period before]"
+)
 @internal_flag
 @prints_view(since="1h", at=hour_from, at_help="the hour from then on, against the hour before")
 def changes(tables: OpenTables, period: Period, against: str | None, *, internal: bool) -> AnswerView:
@@ -166,4 +168,4 @@ def _note(tables: OpenTables, before: _Compared, after: _Compared) -> str:
         return compared
     shown = ", ".join(nodes[:_SHOWN_NODES])
     more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
-    return f"{compared} Agents of {shown}{more} reported in one of them only, so what they saw seems new or gone."
+    return f"{compared} Agents of {shown}{more} reported in one of them only, so what they saw may seem new or gone."

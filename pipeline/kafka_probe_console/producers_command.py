@@ -57,7 +57,8 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
     sql = f"""
         WITH rows AS NOT MATERIALIZED (
             SELECT client_id AS client, side, if(side = 'client', {workload(tables)}, NULL) AS workload,
-                if(side = 'client', node, NULL) AS node, level, api, acks, transactional_id, {LIBRARY} AS library,
+                if(side = 'client', node, NULL) AS node, level, api, if(acks = -1, 'all', acks::VARCHAR) AS acks,
+                transactional_id, {LIBRARY} AS library,
                 coalesce(topic, name, topic_id) AS topic, codecs, requests, records, batches, record_bytes AS bytes,
                 refused_records, {count_of("errors")} AS errors, {FIRST} AS first, {LAST} AS last
             FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
@@ -70,14 +71,12 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
             FROM rows WHERE level = 'api' AND api = 'Produce' GROUP BY ALL
         ),
         uses AS (
-            SELECT * REPLACE (CASE
-                WHEN acks = -1 THEN 'all'
-                WHEN acks IS NOT NULL THEN acks::VARCHAR
+            SELECT * REPLACE (coalesce(acks, CASE
                 WHEN batches > 0 THEN 'differ'
                 WHEN requests > 0 THEN 'unknown'
-                -- Responses whose requests are in an earlier interval.
-                ELSE max(if(acks = -1, 'all', acks::VARCHAR)) OVER (PARTITION BY client, side, workload)
-            END AS acks) FROM of_acks
+                -- Responses to requests of an earlier interval.
+                ELSE max(acks) OVER (PARTITION BY client, side, workload)
+            END) AS acks) FROM of_acks
         ),
         once AS (
             SELECT *, if(watched = 'client', 'client', 'server') AS side,
@@ -90,9 +89,8 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
             FROM uses GROUP BY ALL
         ),
         of_topics AS (
-            SELECT client, side, workload, topic, codecs, CASE
-                WHEN acks = -1 THEN 'all' WHEN acks IS NOT NULL THEN acks::VARCHAR ELSE 'differ'
-            END AS acks FROM rows WHERE level = 'topic' AND api = 'Produce'
+            SELECT client, side, workload, topic, codecs, coalesce(acks, 'differ') AS acks
+            FROM rows WHERE level = 'topic' AND api = 'Produce'
         ),
         topics AS (SELECT client, side, workload, acks, count(DISTINCT topic) AS topics FROM of_topics GROUP BY ALL),
         codecs AS (
@@ -108,7 +106,7 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
             SELECT DISTINCT client, side, workload, 'all' AS acks FROM rows
             WHERE level = 'api' AND api = 'InitProducerId'
         )
-        -- Codecs and topics of what only brokers saw are not known apart from those of the watched.
+        -- Codecs and topics of the rest that only brokers saw cannot be separated from those of watched clients.
         SELECT once.*, library, node, if(is_rest, NULL, topics) AS topics, if(is_rest, NULL, codecs) AS codecs,
             CASE WHEN is_transactional THEN 'transactional' WHEN idempotent.acks = 'all' THEN 'idempotent' END
                 AS producer,
