@@ -17,7 +17,7 @@ from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
-from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.identity import Identity, UnknownFamilyError, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.listed import ListedConnections, ends_of
 from kafka_probe.connections.open_counts import OpenCounts
@@ -33,6 +33,7 @@ from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 LOSSES = {
     **conntrack.LOSSES,
     "connection_unknown": "frames and closes of connections whose first sample was lost: see ring_full",
+    "open_incomplete": "connections reset before the kernel had filled their first sample: they have no event",
     "close_unknown": "closed connections without a known reason, because the sample was lost: see ring_full",
     "connection_limit": "connections that exceed `--memory-limit`; their frames count as `connection_unknown`",
     "open_limit": "opened connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
@@ -356,7 +357,11 @@ class Tracker:
         return translations
 
     def _take_owner(self, sample: Sample) -> None:
-        identity, owner = read_open(sample)
+        try:
+            identity, owner = read_open(sample)
+        except UnknownFamilyError:
+            self.losses["open_incomplete"] += 1
+            return
         workload = self._workload(identity, owner)
         known = self._connections.get(identity.conn)
         if known:

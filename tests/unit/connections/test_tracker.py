@@ -54,6 +54,14 @@ def take(tracker: Tracker, *samples: Samples) -> None:
         tracker.take(sample[0])
 
 
+def test_a_first_sample_that_the_kernel_had_not_filled_is_a_loss(tracker: Tracker) -> None:
+    tracker.take(opened(family=0)[0])
+    assert events(tracker) == []
+    assert tracker.losses["open_incomplete"] == 1
+    tracker.take(opened()[0])
+    assert [event["kind"] for event in events(tracker)] == ["open"]
+
+
 def test_a_second_close_of_a_connection_changes_nothing(tracker: Tracker) -> None:
     take(tracker, opened(1))
     tracker.close(closed(1, ts_ns=20)[0])
