@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kafka_probe.capture.programs import Programs
 from kafka_probe.config import RELOADED, Config
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.listing import Listing
+from kafka_probe.errors import UsageError
 from kafka_probe.loop import Loop
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.processing import Processor
@@ -46,7 +47,7 @@ class Agent:
         self.turned_s: float | None = None
         self._config = config
         self._stopping = False
-        self._reloaded: Config | None = None
+        self._load: Callable[[], Config] | None = None
         pods = Pods()
         resolver = WorkloadResolver(
             pods=pods,
@@ -76,8 +77,9 @@ class Agent:
             while not self._stopping:
                 self.turned_s = time.monotonic()
                 loop.turn()
-                if self._reloaded:
-                    self._take_over(self._reloaded)
+                if load := self._load:
+                    self._load = None  # first: a signal during the load asks for another
+                    self._reload(load)
                     loop.set_interval(self._config.interval_s)
             loop.finish()
         finally:
@@ -87,12 +89,12 @@ class Agent:
         """Make `run` return, within about a second. For signal handlers and other threads."""
         self._stopping = True
 
-    def reconfigure(self, config: Config) -> None:
-        """Take over those settings that can change while the agent runs; log the names of the others.
+    def reload(self, load: Callable[[], Config]) -> None:
+        """Make the loop load the settings, take over those that can change while the agent runs, and log the others.
 
-        For signal handlers and other threads: the loop takes the settings over.
+        For signal handlers and other threads. load: may raise UsageError, which is logged.
         """
-        self._reloaded = config
+        self._load = load
 
     def connections(self) -> tuple[Connection, ...]:
         """Return the open connections of this moment. For other threads; the connections themselves keep changing."""
@@ -106,8 +108,12 @@ class Agent:
         interval_s, ring_bytes = self._config.interval_s, self._config.ring_size_bytes
         return Loop(programs, listing, self._processor, self._reporter, interval_s, ring_bytes)
 
-    def _take_over(self, config: Config) -> None:
-        self._reloaded = None
+    def _reload(self, load: Callable[[], Config]) -> None:
+        try:
+            config = load()
+        except UsageError as error:
+            log.error("Settings not reloaded. %s", " ".join(str(error).splitlines()))
+            return
         changed = {name for name in Config.model_fields if getattr(config, name) != getattr(self._config, name)}
         if late := changed - RELOADED:
             log.warning("Restart the agent to apply these changed settings: %s.", ", ".join(sorted(late)))

@@ -42,7 +42,6 @@ from kafka_probe.text import MESSAGE_LIMIT, printable, printable_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from kafka_probe.agent import Agent
     from kafka_probe.follow_outputs import Output
     from kafka_probe.server.server import Server
     from kafka_probe.sinks.sink import Sink
@@ -102,9 +101,10 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(kafka_probe.__version__, message="%(prog)s %(version)s")
 def commands() -> None:
-    """Show which processes use a Kafka broker, and for which topics.
+    """Show who uses Kafka brokers, on this host or from the pipeline's tables, and why connections end.
 
-    Every flag can also be set as a variable (--ports is KAFKA_PROBE_PORTS) or in the file that --config names.
+    Each setting of the agent, see `run --help`, can also be a variable (--ports is KAFKA_PROBE_PORTS) or a key of the
+    file that --config names. KAFKA_PROBE_TABLES is --tables of the commands that read tables.
     Secrets can be set there only: KAFKA_PROBE_SASL_PLAIN_PASSWORD, KAFKA_PROBE_SSL_PASSWORD, KAFKA_PROBE_LISTEN_TOKEN.
     """
 
@@ -355,7 +355,7 @@ def _watch(
         if isinstance(sink, ConnectionsSink):
             sink.connections = agent.connections
         if again:
-            signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
+            signal.signal(signal.SIGHUP, lambda *_: agent.reload(again))
         with _stopped_by_signal(agent.stop), attached(config, bounds) as (programs, listing):
             if server:
                 server.start(agent, sink, bounds.clients_bytes)
@@ -369,13 +369,6 @@ def _watch(
         report(f"{section}: {', '.join(counted) or 'none'}")
     if isinstance(sink, EndingSink) and sink.failure:
         raise KafkaProbeError(f"The output cannot be written: {sink.failure}.")
-
-
-def _reload(agent: Agent, again: Callable[[], Config]) -> None:
-    try:
-        agent.reconfigure(again())
-    except UsageError as error:
-        log.error("Settings not reloaded. %s", " ".join(str(error).splitlines()))
 
 
 @contextmanager
