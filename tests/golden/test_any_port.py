@@ -93,7 +93,7 @@ def test_an_older_connection_whose_answer_is_seen_first_is_not_mistaken(any_port
     for correlation_id in (103, 104, 105):
         older.answer(response(METADATA, 12, correlation_id))
     exchange(older, range(106, 120))
-    for end in any_port.ends_of(older):
+    for end in any_port.both_ends_of(older):
         assert end.frames == older.sent[-len(end.frames) :]
         assert len(end.frames) > 20
 
@@ -109,9 +109,9 @@ def test_who_asks_is_not_mistaken_where_both_directions_read_as_requests(
     transfer(reversible.client, reversible.server, request(FETCH, 4, METADATA_1).wire)
     answer = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=METADATA_1)
     transfer(reversible.server, reversible.client, answer.wire)
-    assert all(not frame.facts.topics for end in any_port.ends_of(reversible) for frame in end.frames)
+    assert all(not frame.facts.topics for end in any_port.both_ends_of(reversible) for frame in end.frames)
     exchange(reversible, range(METADATA_1 + 100, METADATA_1 + 110))
-    for end in any_port.ends_of(reversible):
+    for end in any_port.both_ends_of(reversible):
         assert end.frames[-12:] == reversible.sent[-12:]
 
 

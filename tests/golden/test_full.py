@@ -81,7 +81,7 @@ def test_a_frame_that_finds_no_slot_between_two_calls_is_reported_without_its_re
         talk.answer(response(METADATA, 12))
         transfer(waiting.client, waiting.server, frame.wire[at:])
         assert [end.frames for end in capture.ends_of(waiting)] == [[*waiting.sent, frame.seen]] * 2
-        for end in capture.ends_of(talk):
+        for end in capture.both_ends_of(talk):
             *_, asked, answered = end.frames
             assert (asked.facts.api_key, asked.facts.status, asked.facts.stopped_at) == (
                 METADATA,

@@ -136,7 +136,7 @@ def test_io_uring(capture: Capture, port: int, ring: Ring) -> None:
         return
     # It finds buffers in the registers of the system call, which are others here: a frame lost, the next one in doubt.
     assert capture.lost()["buffer_unreadable"] == 4
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert [frame for frame in end.frames if frame not in talk.sent] == []
         assert end.frames[-4:] == talk.sent[-4:]
 
@@ -203,7 +203,7 @@ def test_many_blocked_writers(capture: Capture, port: int) -> None:
         return
     # Its returns are missed while others wait: counted, and found again in the sequence numbers.
     assert capture.lost()["gap"]
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert [frame for frame in end.frames if frame not in talk.sent] == []
         assert end.frames[-4:] == talk.sent[-4:]
 

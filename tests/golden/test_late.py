@@ -103,7 +103,7 @@ def test_correlation_ids_that_fall_cast_no_doubt_once_requests_and_answers_are_f
     exchange(late.asked, range(6, 12))
     late.asked.sent.clear()
     exchange(late.asked, (13, 12, 14, 15))
-    for end in late.capture.ends_of(late.asked):
+    for end in late.capture.both_ends_of(late.asked):
         assert end.frames[-8:] == late.asked.sent
 
 
@@ -149,7 +149,7 @@ def test_a_client_that_does_not_wait_for_answers_is_found_again(capture: Capture
         for number in range(10, 110):
             talk.answer(response(METADATA, 12, number))
             talk.ask(request(METADATA, 12, number + in_flight))
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert end.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 10 + 2 * in_flight]
     assert capture.lost().keys() <= {"malformed", "resync", "response_unmatched"}
 
@@ -187,7 +187,7 @@ def test_a_client_is_found_that_asks_for_few_answers(capture: Capture, port: int
             for number in range(start, start + 300):
                 talk.ask(produce(9, {"orders": {0: records_of(1)}}, correlation_id=number, acks=0))
             exchange(talk, [start + 300])
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert end.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 3000]
 
 

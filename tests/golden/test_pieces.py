@@ -208,7 +208,7 @@ def test_frames_beyond_the_steps_of_a_call_are_hopped_over_by_their_lengths(
         talk.sent.clear()
         exchange(talk, range(ids.stop + 1, ids.stop + 4))
     hopped = 0
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert end.frames[-6:] == talk.sent, capture.lost()
         shown = [frame.facts.status for frame in end.frames[4:-6]]
         hopped += HOPPED + 1 + len(answers) - len(shown) + shown.count(Status.TRUNCATED)

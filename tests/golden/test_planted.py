@@ -197,7 +197,7 @@ def test_no_planted_frame_leaves_while_earlier_requests_are_answered(
             rest = rest[sizes[2] :]
         transfer(talk.server, talk.client, answer(0, 2, CARRIER, bytes(8)).wire)
         exchange(talk, range(CARRIER + 70, CARRIER + 80))
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert end.frames[-8:] == talk.sent[-8:]
 
 

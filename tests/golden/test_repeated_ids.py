@@ -172,7 +172,7 @@ def test_an_answer_that_may_be_that_of_a_request_not_followed_is_of_none(capture
     with kafka(port) as talk:
         WAYS[way](talk)
         talk.answer(FETCHED)
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         answers = [frame.facts for frame in end.frames if frame.frame_bytes == len(FETCHED.wire)]
         assert answers
         for last in answers:
@@ -194,7 +194,7 @@ def test_a_request_that_is_skipped_during_a_search_stays_in_doubt(capture: Captu
         transfer(talk.client, talk.server, request(FETCH, 4, ID).wire)  # as a token
         talk.ask(request(API_VERSIONS, 3, 4), request(LIST_OFFSETS, 1, ID))
         talk.answer(FETCHED)
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         answers = [frame.facts.api_key for frame in end.frames if frame.frame_bytes == len(FETCHED.wire)]
         assert answers == [255]
     capture.begin()  # the losses of the two ends differ
@@ -208,7 +208,7 @@ def test_answers_behind_those_in_doubt_are_distinguished_by_their_ids(capture: C
         talk.answer(unmatched(ID))
         talk.sent.clear()
         exchange(talk, range(ID + 2, ID + 6))
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         shown = [frame.facts.api_key for frame in end.frames[-8:]]
         assert shown == [METADATA, 255, *6 * [METADATA]]
         assert end.frames[-6:] == talk.sent[2:]
@@ -233,7 +233,7 @@ def test_a_request_in_flight_that_was_evicted_is_answered_by_none(capture: Captu
             assert capture.ends  # read what is in the buffer
         talk.ask(request(LIST_OFFSETS, 1, ID))
         talk.answer(*IN_FLIGHT * [response(API_VERSIONS, 3, ID)], FETCHED, response(LIST_OFFSETS, 1, ID))
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert [(frame.facts.api_key, frame.facts.response) for frame in end.frames[-2:]] == [
             (255, True),
             (LIST_OFFSETS, True),
@@ -254,7 +254,7 @@ def test_no_answer_is_taken_for_one_that_came_before_its_request_was_read(captur
         assert talk.server.recv(1 << 16) == joined(asked)
         talk.ask(request(FETCH, 4, 1))
         talk.answer(fetched_one)
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert (end.frames[-1].facts.api_key, end.frames[-1].facts.status) in (
             (FETCH, Status.COMPLETE),
             (255, Status.UNKNOWN_API),

@@ -114,7 +114,7 @@ def test_words_that_stop_being_kafka_are_counted(capture: Capture, port: int) ->
         transfer(talk.client, talk.server, b"\xff" * 100)
         transfer(talk.client, talk.server, b"\xff" * 100)
         exchange(talk, (2, 3, 4))
-    for end in capture.ends_of(talk):
+    for end in capture.both_ends_of(talk):
         assert [frame.correlation_id for frame in end.frames] == [1, 1, 4, 4]
     assert capture.lost() == {"malformed": 2, "resync": 10}
 

@@ -144,6 +144,12 @@ class Capture:
         ends = {(end.identity.local, end.identity.peer): end for end in self.ends}
         return [ends[pair] for pair in (talk.names, talk.names[::-1]) if pair in ends]
 
+    def both_ends_of(self, talk: Conversation) -> list[End]:
+        """Return the client's end and the server's end; assert that both were seen."""
+        ends = self.ends_of(talk)
+        assert [end.identity.local for end in ends] == list(talk.names)
+        return ends
+
     def lost(self) -> dict[str, int]:
         """Return the losses that are not zero, by reason."""
         counters = self._programs.counters()
@@ -168,7 +174,7 @@ class Capture:
     def soon_saw(self, talk: Conversation) -> bool:
         """Assert that both ends of a connection that is older than the capture are found within three exchanges."""
         exchange(talk, range(10, 20))
-        for end in self.ends_of(talk):
+        for end in self.both_ends_of(talk):
             assert not end.identity.from_start
             assert end.frames == talk.sent[-len(end.frames) :]
             assert len(end.frames) >= len(talk.sent) - 4
@@ -187,8 +193,8 @@ class Capture:
 
     def wait_closed(self, talk: Conversation) -> list[End]:
         """Return both ends once both are gone."""
-        wait_until(lambda: all(end.gone for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
-        return self.ends_of(talk)
+        wait_until(lambda: [end.gone for end in self.ends_of(talk)] == [True, True], "both ends to close", timeout_s=10)
+        return self.both_ends_of(talk)
 
     def _take(self, sample: Any) -> None:
         conn = int(sample["conn"])
