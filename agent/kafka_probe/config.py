@@ -285,7 +285,7 @@ def other_variables() -> dict[str, str]:
 
     Raises `UsageError` for one that is almost the name of a setting.
     """
-    known = {variable_of(name) for name in (*Config.model_fields, "config")}
+    known = {variable_of(name) for name in (*Config.model_fields, "config", "tables")}  # tables: of commands
     return unknown_variables(os.environ, VARIABLE_PREFIX, known)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -17,7 +17,7 @@ from kafka_probe.errors import UsageError
 from kafka_probe.text import printable, printable_lines
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, around, period, written
-from kafka_probe_console.printing import json_lines, plain_rows, records, table, terminal_columns, write_csv
+from kafka_probe_console.printing import blocks, json_lines, plain_rows, table, terminal_columns, write_csv
 from kafka_probe_console.views import AnswerView, Selection, answer, nearest_us
 from kafka_probe_console.waiting import Waiting
 from kafka_probe_console.watching import unwatched
@@ -29,20 +29,24 @@ if TYPE_CHECKING:
 _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
 tables_flag = click.option(
-    "--tables", "location", envvar="KAFKA_PROBE_TABLES", metavar="URI", help="--output of the pipeline"
+    "--tables",
+    "location",
+    envvar="KAFKA_PROBE_TABLES",
+    metavar="URI",
+    help="the tables: --output of the pipeline",
 )
 internal_flag = click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
 _LATELY = timedelta(days=1)
 _OLD_S = 600
-_MOST_ROWS, _MOST_RECORDS = 100, 10
+_MOST_ROWS, _MOST_BLOCKS = 100, 10
 _TIME_LIMIT_S = 120
 _FLAGS: tuple[_Option, ...] = (
-    click.option("--from", "begin", metavar="TIME", help="only from then on, an age or ISO 8601"),
-    click.option("--until", "end", metavar="TIME", help="only before then, an age or ISO 8601"),
+    click.option("--from", "begin", metavar="TIME", help="only from then on: an age, a time of day or ISO 8601"),
+    click.option("--until", "end", metavar="TIME", help="only before then: an age, a time of day or ISO 8601"),
     click.option("--filter", "conditions", metavar="TEXT", help="only rows that match, such as 'COLUMN = VALUE'"),
     click.option("--sort", metavar="COLUMN", help="texts ascending, numbers and times descending"),
     click.option("--columns", metavar="NAMES", help="columns to print, separated by commas"),
-    click.option("--limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; of why and who 10]"),
+    click.option("--limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; why and who: 10]"),
     click.option("--json", "as_objects", is_flag=True, help="print one JSON object per row"),
     click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values"),
     click.option(
@@ -55,7 +59,7 @@ def prints_view(
     *,
     since: str = "1d",
     at: Callable[[str, datetime], Period] = around,
-    at_help: str = "only five minutes before and after it",
+    at_help: str = "only the five minutes before and after it",
 ) -> Callable[[Callable[..., AnswerView]], Callable[..., None]]:
     """Return a decorator that makes a command of a function, which returns a view that the command prints.
 
@@ -76,76 +80,110 @@ def _with_flags(command: Callable[..., None], flags: Sequence[_Option]) -> Calla
 
 
 def _command(
-    view_of: Callable[..., AnswerView], lately: str, period_at: Callable[[str, datetime], Period]
+    view_of: Callable[..., AnswerView], default_since: str, period_at: Callable[[str, datetime], Period]
 ) -> Callable[..., None]:
-    def ask(
-        location: str | None,
-        since: str | None,
-        begin: str | None,
-        end: str | None,
-        at: str | None,
-        conditions: str | None,
-        sort: str | None,
-        columns: str | None,
-        limit: int | None,
-        *,
-        as_objects: bool,
-        as_csv: bool,
-        clears: bool = False,
-        **own: Any,
-    ) -> None:
-        _require_utf8(own.values())
-        if as_objects and as_csv:
-            raise UsageError("Use one of --json and --csv.")
-        if at and (since or begin or end):
-            raise UsageError("Use --at without --since, --from and --until.")
-        now = datetime.now(UTC)
-        when = period_at(at, now) if at else period(since or (None if begin or end else lately), begin, end, now)
-        with Waiting() as waiting, tables_at(location) as tables, tables.time_limit(_TIME_LIMIT_S):
-            view = view_of(tables, when, **own)
-            if view.graph and (columns or as_objects or as_csv):
-                raise UsageError("Use --dot without --columns, --json and --csv.")
-            wanted = Selection(limit or (_MOST_RECORDS if view.heading else _MOST_ROWS), conditions, sort, columns)
-            found = answer(view, wanted, tables)
-            if not found.rows:
-                every = partial(view_of, tables, Period(), **own)
-                raise NothingFoundError(
-                    " ".join(filter(None, (_nothing(tables, view, every, wanted, when), view.note)))
-                )
-            details = None if columns or as_csv else _details(tables, view, found)
-            newest = _newest(tables)
-            waiting.end()
-        if clears:
-            click.clear()
-        if as_csv:
-            write_csv((column.name for column in found.columns), plain_rows(found), sys.stdout)
-        else:
-            for line in _lines(found, details, view, as_objects=as_objects, by_name=columns is not None):
-                click.echo(line)
-        if view.note:
-            click.echo(view.note, err=True)
-        if found.more:
-            click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
-        click.echo(newest, err=True)
-
     @wraps(view_of)
-    def run(*, watch: int | None, **flags: Any) -> None:
+    def run(*, watch: int | None, **own: Any) -> None:
+        flags = _Flags(**{name: own.pop(name) for name in _Flags._fields})
+        _require_utf8(own.values())
+        flags.require_valid()
+
+        def found() -> _Found:
+            return _find(partial(view_of, **own), flags, flags.period(default_since, period_at))
+
         if watch is None:
-            ask(**flags)
-        elif flags["as_csv"]:
+            _print(found(), flags)
+        elif flags.as_csv:
             raise UsageError("Use --watch without --csv.")
         else:
-            _repeat(lambda: ask(**flags, clears=True), watch)
+            _repeat(found, flags, watch)
 
     return run
 
 
-def _repeat(ask: Callable[[], None], pause_s: int) -> None:
-    """Ask again and again until Ctrl-C, also after a question that cannot be answered."""
+class _Flags(NamedTuple):
+    """The flags that all commands have; None: not given."""
+
+    location: str | None
+    since: str | None
+    begin: str | None
+    end: str | None
+    at: str | None
+    conditions: str | None
+    sort: str | None
+    columns: str | None
+    limit: int | None
+    as_objects: bool
+    as_csv: bool
+
+    def require_valid(self) -> None:
+        """Raise UsageError for flags that exclude each other."""
+        if self.as_objects and self.as_csv:
+            raise UsageError("Use one of --json and --csv.")
+        if self.at and (self.since or self.begin or self.end):
+            raise UsageError("Use --at without --since, --from and --until.")
+
+    def period(self, default_since: str, period_at: Callable[[str, datetime], Period]) -> Period:
+        """Return the period that they name, as of now."""
+        now = datetime.now(UTC)
+        if self.at:
+            return period_at(self.at, now)
+        return period(self.since or (None if self.begin or self.end else default_since), self.begin, self.end, now)
+
+
+class _Found(NamedTuple):
+    """An answer with all that a command prints of it. newest: a sentence about the age of the newest facts."""
+
+    view: AnswerView
+    answer: Answer
+    details: Details | None
+    newest: str
+
+
+def _find(view_of: Callable[[OpenTables, Period], AnswerView], flags: _Flags, when: Period) -> _Found:
+    """Return the answer.
+
+    Raises:
+        NothingFoundError: no row matches.
+        TableError: a table is missing or cannot be read, or the time is over.
+        UsageError: the view cannot be printed as the flags name it.
+    """
+    with Waiting(), tables_at(flags.location) as tables, tables.time_limit(_TIME_LIMIT_S):
+        view = view_of(tables, when)
+        if view.graph and (flags.columns or flags.as_objects or flags.as_csv):
+            raise UsageError("Use --dot without --columns, --json and --csv.")
+        limit = flags.limit or (_MOST_BLOCKS if view.heading else _MOST_ROWS)
+        wanted = Selection(limit, flags.conditions, flags.sort, flags.columns)
+        found = answer(view, wanted, tables)
+        if not found.rows:
+            nothing = _nothing(tables, view, partial(view_of, tables, Period()), wanted, when)
+            raise NothingFoundError(f"{nothing} {view.note}".rstrip())
+        details = None if flags.columns or flags.as_csv else _details(tables, view, found)
+        return _Found(view, found, details, _newest(tables))
+
+
+def _print(found: _Found, flags: _Flags) -> None:
+    if flags.as_csv:
+        names = (column.name for column in found.answer.columns)
+        write_csv(names, plain_rows(found.answer), sys.stdout)
+    else:
+        for line in _lines(found, as_objects=flags.as_objects, by_name=flags.columns is not None):
+            click.echo(line)
+    if found.view.note:
+        click.echo(found.view.note, err=True)
+    if found.answer.more:
+        click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
+    click.echo(found.newest, err=True)
+
+
+def _repeat(find: Callable[[], _Found], flags: _Flags, pause_s: int) -> None:
+    """Ask again and again until Ctrl-C, also if there is no answer at present."""
     with suppress(KeyboardInterrupt):
         while True:
             try:
-                ask()
+                found = find()
+                click.clear()
+                _print(found, flags)
             except (NothingFoundError, TableError) as error:
                 click.clear()
                 click.echo(printable_lines(str(error)), err=True)
@@ -187,18 +225,17 @@ def _details(tables: OpenTables, view: AnswerView, found: Answer) -> Details | N
         return None
 
 
-def _lines(
-    found: Answer, details: Details | None, view: AnswerView, *, as_objects: bool, by_name: bool
-) -> Iterator[str]:
+def _lines(found: _Found, *, as_objects: bool, by_name: bool) -> Iterator[str]:
     """Yield what is printed of an answer. by_name: the user named the columns, so that all are shown."""
+    view, rows = found.view, found.answer
     if view.graph:
-        return view.graph(found)
+        return view.graph(rows)
     if as_objects:
-        return json_lines(found, details)
+        return json_lines(rows, found.details)
     if view.heading and not by_name:
-        return records(found, details, view.heading, terminal_columns())
-    rows = table(found, None if by_name else terminal_columns())
-    return chain(rows, view.explained(found)) if view.explained else rows
+        return blocks(rows, found.details, view.heading, terminal_columns())
+    lines = table(rows, None if by_name else terminal_columns())
+    return chain(lines, view.explained(rows)) if view.explained else lines
 
 
 def _nothing(

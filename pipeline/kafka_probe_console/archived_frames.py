@@ -8,16 +8,17 @@ from itertools import islice
 
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, joined
+from kafka_probe.errors import UsageError
 from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.text import printable
-from kafka_probe_console.ends import OWNER, address_is
+from kafka_probe_console.end_columns import OWNER, address_is
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, written
 from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 10_000
-"""Most ends of connections that a question may resolve to."""
+"""Most ends of connections that conditions may resolve to."""
 SIDES = ("client", "server")
 MOST_OF_SIDE = 16
 """Most ends of one side of a connection that are shown."""
@@ -42,7 +43,7 @@ EndsBySide = Mapping[str, Sequence[ConnectionEnd]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class FrameConditions:
     """The conditions on frames; None or an empty text is none. Patterns are as in shells."""
 
     period: Period = field(default_factory=Period)
@@ -72,15 +73,15 @@ class Question:
         return any((self.address, self.client, self.workload, self.cause))
 
 
-def ends(tables: OpenTables, question: Question) -> list[ConnectionEnd] | None:
-    """Return the ends of connections that a question is about; None if it does not name any.
+def ends(tables: OpenTables, wanted: FrameConditions) -> list[ConnectionEnd] | None:
+    """Return the ends of the connections that the conditions name; None if they name none.
 
     Raises:
         NothingFoundError: there are none, or too many.
     """
-    if not question.of_connections:
+    if not wanted.of_connections:
         return None
-    found = list(_ends(tables, *_conditions_on_ends(tables, question), MOST_ENDS + 1))
+    found = list(_ends(tables, *_conditions_on_ends(tables, wanted), MOST_ENDS + 1))
     if not found:
         raise NothingFoundError(f"No connection matches. {_known_clients(tables)}")
     if len(found) > MOST_ENDS:
@@ -102,11 +103,11 @@ def _ends_by_ids(tables: OpenTables, seen: Iterable[EndIds]) -> dict[EndIds, Con
 
 
 def connections_with_frames(
-    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
+    tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None, limit: int
 ) -> tuple[list[EndsBySide], bool]:
     """Return all ends with frames of connections that have matching frames, and True if more connections match.
 
-    The connections are at most `limit`, sorted as the question asks. `found`: the ends of connections to which it was
+    The connections are at most `limit`, sorted as `wanted.sort` names. `found`: the ends of connections to which it was
     resolved.
 
     Raises:
@@ -115,29 +116,29 @@ def connections_with_frames(
     """
     flows: dict[_Flow, None] = {}
     more = False
-    for number, flow in enumerate(_flows_with_frames(tables, question, found)):
+    for number, flow in enumerate(_flows_with_frames(tables, wanted, found)):
         more = number == MOST_ENDS or (len(flows) == limit and flow not in flows)
         if more:
             break
         flows[flow] = None
     if not flows:
         raise NothingFoundError(f"No frame matches. {_known_frames(tables)}")
-    return _all_ends(tables, [*flows], question.node), more
+    return _all_ends(tables, [*flows], wanted.node), more
 
 
 def _flows_with_frames(
-    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None
+    tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None
 ) -> Iterator[_Flow]:
     """Yield the connections with matching frames, possibly more than once, at most MOST_ENDS + 1 without contents."""
-    if question.of_contents:
-        for frame in _frames(tables, question, found, None):
+    if wanted.of_contents:
+        for frame in _frames(tables, wanted, found, None):
             first = frame.first
             if first.agent_id is not None and first.conn_id is not None:
                 yield _flow(first.agent_id, first.conn_id, first.flow_id)
         return
-    where, values = _conditions(question, found)
+    where, values = _conditions(wanted, found)
     ask = f"SELECT f.agent_id, f.conn_id, f.flow_id FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL"
-    order = f"{_ORDER_OF_ENDS[question.sort]}, f.agent_id, f.conn_id"
+    order = f"{_ORDER_OF_ENDS[wanted.sort]}, f.agent_id, f.conn_id"
     for row in tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1]):
         yield _flow(*row)
 
@@ -191,26 +192,26 @@ def _of_flows(flows: Sequence[_Flow]) -> tuple[str, Sequence[object]]:
     return "(" + " OR ".join(part for part, _ in parts) + ")", [value for _, values in parts for value in values]
 
 
-def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> int:
+def count(tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) -> int:
     """Return the number of frames that match."""
-    if question.of_contents:
-        return sum(1 for _ in _frames(tables, question, found, None))
-    where, values = _conditions(question, found)
+    if wanted.of_contents:
+        return sum(1 for _ in _frames(tables, wanted, found, None))
+    where, values = _conditions(wanted, found)
     ((number,),) = tables.rows(f"SELECT count(*) FROM frames f WHERE {where} AND f.part = 0", values)
     return int(number)
 
 
 def frames(
-    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
+    tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None, limit: int
 ) -> Iterator[CopiedFrame]:
-    """Yield the frames that match, at most `limit`, sorted as the question asks.
+    """Yield the frames that match, at most `limit`, sorted as `wanted.sort` names.
 
     Raises:
         NothingFoundError: there are none.
         UsageError: Kafka has no such API.
     """
     found_any = False
-    for frame in _frames(tables, question, found, limit):
+    for frame in _frames(tables, wanted, found, limit):
         found_any = True
         yield frame
     if not found_any:
@@ -218,19 +219,19 @@ def frames(
 
 
 def _frames(
-    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int | None
+    tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None, limit: int | None
 ) -> Iterator[CopiedFrame]:
-    where, values = _conditions(question, found)
-    order = _ORDER[question.sort]
+    where, values = _conditions(wanted, found)
+    order = _ORDER[wanted.sort]
     ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY {order}"
-    if limit is not None and not question.of_contents:
+    if limit is not None and not wanted.of_contents:
         # All samples of the first frames: a long frame has many.
         frame = "f.agent_id, f.conn_id, f.tcp_seq, f.flags & 1"
         chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {order} LIMIT ?"
         ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
         values = [*values, *values, limit]
     rows = map(_sample, tables.rows(ask, values))
-    yield from islice((one for one in joined(rows) if _matches(one, question)), limit)
+    yield from islice((one for one in joined(rows) if _matches(one, wanted)), limit)
 
 
 def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame]:
@@ -268,70 +269,68 @@ def _sample(row: Row) -> CopiedSample:
     return CopiedSample(*row)
 
 
-def _matches(frame: CopiedFrame, question: Question) -> bool:
+def _matches(frame: CopiedFrame, wanted: FrameConditions) -> bool:
     """Return True if what the frame contains meets the conditions."""
     topics = {name for topic in frame.facts.topics for name in (topic.name, topic.topic_id)}
-    if question.topic and question.topic not in topics:
+    if wanted.topic and wanted.topic not in topics:
         return False
-    if question.group and question.group not in frame.facts.groups:
+    if wanted.group and wanted.group not in frame.facts.groups:
         return False
-    if question.error == ANY_ERROR:
+    if wanted.error == ANY_ERROR:
         return bool(frame.errors)
-    return not question.error or question.error in frame.errors
+    return not wanted.error or wanted.error in frame.errors
 
 
-def _conditions(question: Question, found: Sequence[ConnectionEnd] | None) -> tuple[str, list[object]]:
+def _conditions(wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) -> tuple[str, list[object]]:
     """Return the condition on rows of `frames`, with its values."""
     parts: list[tuple[str, Sequence[object]]] = [("true", ())]
-    begin, end = question.period.begin, question.period.end
-    first_date, _ = question.period.dates
+    begin, end = wanted.period.begin, wanted.period.end
+    first_date, _ = wanted.period.dates
     if begin:  # the date is that on which Kafka received a frame, by the clock of the brokers
         parts.append(("f.date >= ? AND f.ts >= ?", (first_date, begin)))
     if end:
         parts.append(("f.ts < ?", (end,)))
     for column, value in (
-        ("flow_id", question.flow_id),
-        ("node", question.node),
-        ("side", question.side),
-        ("correlation_id", question.correlation_id),
+        ("flow_id", wanted.flow_id),
+        ("node", wanted.node),
+        ("side", wanted.side),
+        ("correlation_id", wanted.correlation_id),
     ):
         if value is not None:
             parts.append((f"f.{column} = ?", (value,)))
-    if question.slower_us is not None:
-        parts.append(("f.flags & 1 = 1 AND f.latency_us >= ?", (question.slower_us,)))
-    if question.api:
-        keys = [api.key for api in apis().values() if api.name.lower() == question.api.lower()]
+    if wanted.slower_us is not None:
+        parts.append(("f.flags & 1 = 1 AND f.latency_us >= ?", (wanted.slower_us,)))
+    if wanted.api:
+        keys = [api.key for api in apis().values() if api.name.lower() == wanted.api.lower()]
         if not keys:
-            raise NothingFoundError(
-                f"There is no API {question.api}. Kafka's names are such as Produce, Fetch, Metadata."
-            )
+            raise UsageError(f"There is no API {wanted.api}. Kafka's names are such as Produce, Fetch, Metadata.")
         parts.append(("f.api_key = ?", keys))
     if found is not None:
         parts.append(_of_flows([end.flow_id or (end.agent_id or "", end.conn_id or "") for end in found]))
     return " AND ".join(condition for condition, _ in parts), [value for _, values in parts for value in values]
 
 
-def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[str], list[object]]:
+def _conditions_on_ends(tables: OpenTables, wanted: FrameConditions) -> tuple[list[str], list[object]]:
     parts: list[tuple[str, Sequence[object]]] = []
-    first_date, last_date = question.period.dates
+    first_date, last_date = wanted.period.dates
     # Agents repeat the open of each connection every hour.
     if first_date:
         parts.append(("date >= ?", (first_date,)))
     if last_date:
         parts.append(("date <= ?", (last_date,)))
-    if question.address:
-        test, values = address_is(question.address)
+    if wanted.address:
+        test, values = address_is(wanted.address)
         parts.append(
             (" OR ".join(test.format(column) for column in ("local", "peer", "nat_local", "nat_peer")), values * 4)
         )
-    if question.client:
-        parts.append(("client_id GLOB ?", (question.client,)))
-    if question.workload:
+    if wanted.client:
+        parts.append(("client_id GLOB ?", (wanted.client,)))
+    if wanted.workload:
         names = " OR ".join(f"owner.{name} GLOB ?" for name in OWNER_NAMES)
-        parts.append((names, (question.workload,) * len(OWNER_NAMES)))
-    if question.cause:
+        parts.append((names, (wanted.workload,) * len(OWNER_NAMES)))
+    if wanted.cause:
         tables.require("verdicts")
-        parts.append(("flow_id IN (SELECT flow_id FROM verdicts WHERE cause = ?)", (question.cause,)))
+        parts.append(("flow_id IN (SELECT flow_id FROM verdicts WHERE cause = ?)", (wanted.cause,)))
     return [f"({part})" for part, _ in parts], [value for _, values in parts for value in values]
 
 

@@ -14,7 +14,7 @@ from kafka_probe.errors import UsageError
 from kafka_probe.text import printable
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import not_internal
+from kafka_probe_console.end_columns import not_internal
 from kafka_probe_console.period import Period, hour_from, local_time, moment, moved
 from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, topic_names
 from kafka_probe_console.views import AnswerView, within
@@ -44,7 +44,7 @@ _DAY = timedelta(days=1)
 
 
 class _Compared(NamedTuple):
-    """A period of which both ends are known."""
+    """A period with a begin and an end."""
 
     begin: datetime
     end: datetime
@@ -61,7 +61,7 @@ Examples:
     "--against", metavar="AGE", help="compare with the same period, so much earlier [default: the period before]"
 )
 @internal_flag
-@prints_view(since="1h", at=hour_from, at_help="the hour from then on, against the hour before")
+@prints_view(since="1h", at=hour_from, at_help="compare the hour from then on with the hour before")
 def changes(tables: OpenTables, period: Period, against: str | None, *, internal: bool) -> AnswerView:
     """Print which clients, libraries, API versions and topics are new or gone, and which rates doubled or halved.
 

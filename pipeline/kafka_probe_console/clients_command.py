@@ -9,7 +9,7 @@ import click
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import not_internal
+from kafka_probe_console.end_columns import not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.traffic import FIRST, KNOWN_CLIENTS, LAST, LIBRARY, bounded, of_one_side, same, workload
 from kafka_probe_console.views import AnswerView, within
@@ -83,7 +83,7 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
             ) GROUP BY client, api, side
         )
         SELECT of_ends.client, of_ends.api, workload, library, node,
-            if(of_ends.side = 'client', 'client', 'broker') AS watched,
+            of_ends.side,
             {", ".join(f"{bounded(f'of_ends.{name}')} AS {name}" for name in _SUMS)},
             {bounded("of_ends.requests")} / nullif(epoch(last) - epoch(first), 0) AS requests_per_s,
             {bounded("coalesce(errors, 0)")} AS errors, error_names, {", ".join(_PERCENTILES)},
@@ -95,7 +95,7 @@ def clients(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView
         sql=sql,
         values=values,
         columns=columns(
-            *("client", "api", *_COUNTS, "workload", "error_names", "library", "versions", "node", "watched"),
+            *("client", "api", *_COUNTS, "workload", "error_names", "library", "versions", "node", "side"),
             *("last", "first"),
             numbers=_COUNTS,
             times={"last", "first"},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, ends_in
-from kafka_probe_console.ends import nat_of, not_internal
+from kafka_probe_console.end_columns import nat_of, not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from kafka_probe_console.ends import workload_of
+from kafka_probe_console.end_columns import workload_of
 from kafka_probe_console.period import Period, moved
 from kafka_probe_console.views import within
 

@@ -24,7 +24,11 @@ Examples:
 """
 )
 @click.option(
-    "--by", default="client", show_default=True, metavar="NAMES", help=f"count by these of {', '.join(GROUPS)}"
+    "--by",
+    default="client",
+    show_default=True,
+    metavar="NAMES",
+    help=f"one or more of {', '.join(GROUPS)}",
 )
 @internal_flag
 @prints_view()

@@ -33,7 +33,7 @@ class KnownStorm(NamedTuple):
     disconnects: int
 
     def has(self, disconnect: Mapping[str, Any]) -> bool:
-        """Return True if a disconnect was at its time, and is one of its cause and silence, broker or workload."""
+        """Return True if a disconnect fits the storm: its time, and its cause and silence, broker or workload."""
         until_us = self.until_us or disconnect["ended"]
         if not self.since_us - _AROUND_US <= disconnect["ended"] <= until_us:
             return False

@@ -8,7 +8,7 @@ import click
 
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import ENDED, KNOWN_VERDICTS, client_of, not_internal, workload_of
+from kafka_probe_console.end_columns import ENDED, KNOWN_VERDICTS, client_of, not_internal, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 

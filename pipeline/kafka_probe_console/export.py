@@ -13,9 +13,9 @@ from kafka_probe.conversations.connection_packets import ConnectionPackets
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.packets import MayFill, Packet
-from kafka_probe_console import selection
+from kafka_probe_console import archived_frames
+from kafka_probe_console.archived_frames import SIDES, EndsBySide
 from kafka_probe_console.errors import NothingFoundError
-from kafka_probe_console.selection import SIDES, EndsBySide
 from kafka_probe_console.tables import OpenTables
 
 BOTH = "both"
@@ -49,7 +49,7 @@ def _chosen(
         for each in SIDES if side == BOTH else sorted(SIDES, key=lambda name: name != side):
             any_written = False
             for end in by_side.get(each, ()):
-                frames = selection.conversation(tables, end)
+                frames = archived_frames.conversation(tables, end)
                 first = next(frames, None)
                 if first and (connection := ConnectionPackets.of(end, first.first, _verdict(tables, end))):
                     yield end, connection, chain([first], frames)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KNOWN_CONNECTIONS, ends_in
-from kafka_probe_console.ends import nat_of, not_internal
+from kafka_probe_console.end_columns import nat_of, not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView
 
@@ -31,7 +31,7 @@ def hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:
                 min(opened) AS first, max(seen) AS last
             FROM ends WHERE flow_id IS NOT NULL GROUP BY flow_id HAVING count(DISTINCT side) = 1
         )
-        SELECT host, if(side = 'server', 'client', 'broker') AS is_a, count(*) AS connections,
+        SELECT host, if(side = 'server', 'client', 'server') AS side, count(*) AS connections,
             count(DISTINCT client_id) AS clients, mode(client_id) AS top_client, min(first) AS first, max(last) AS last
         FROM of_flows ANTI JOIN (
             SELECT own_host AS host FROM ends UNION SELECT own_host_beyond FROM ends
@@ -42,7 +42,7 @@ def hosts_without_agent(tables: OpenTables, period: Period) -> AnswerView:
         sql=sql,
         values=tuple(values),
         columns=columns(
-            *("host", "is_a", "connections", "clients", "top_client", "last", "first"),
+            *("host", "side", "connections", "clients", "top_client", "last", "first"),
             numbers={"connections", "clients"},
             times={"last", "first"},
         ),

@@ -30,8 +30,8 @@ Examples:
 )
 @tables_flag
 @click.option("--since", metavar="AGE", help="only frames since then, such as 15m, 2h or 7d")
-@click.option("--from", "begin", metavar="TIME", help="only frames from then on, an age or ISO 8601")
-@click.option("--until", "end", metavar="TIME", help="only frames before then, an age or ISO 8601")
+@click.option("--from", "begin", metavar="TIME", help="only frames from then on: an age, a time of day or ISO 8601")
+@click.option("--until", "end", metavar="TIME", help="only frames before then: an age, a time of day or ISO 8601")
 @click.option("--address", metavar="HOST[:PORT]", help="address of either end, on either side of NAT")
 @click.option("--flow", "flow_id", metavar="ID", help="flow_id of a connection")
 @click.option("--client", metavar="PATTERN", help="client id, with * and ? as in shells")
@@ -44,7 +44,7 @@ Examples:
 @click.option("--error", metavar="NAME", help="error that the frame has by Kafka's name, or any")
 @click.option("--slower", "slower_ms", type=float, metavar="MS", help="responses that took at least so long")
 @click.option("--correlation-id", type=int, metavar="N", help="correlation id")
-@click.option("--cause", metavar="CAUSE", help="cause of the connection's end, such as middlebox_reset")
+@click.option("--cause", metavar="CAUSE", help="cause of the close, such as middlebox_reset")
 @click.option(
     "--conversation", is_flag=True, help="show connections as people read them: requests with their responses"
 )
@@ -87,33 +87,35 @@ def inspect(
         raise UsageError("Use one of --conversation, --pcapng, --count, --json and --csv.")
     try:
         from kafka_probe.conversations.conversation import COLUMNS
-        from kafka_probe_console import export, rendering, selection
+        from kafka_probe_console import archived_frames, export, rendering
     except ImportError as error:
         raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
-    asked = selection.Question(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
+    asked = archived_frames.FrameConditions(
+        period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions
+    )
     with tables_at(location) as tables, _capture(pcapng) as capture, Waiting() as waiting:
         tables.require("frames")
-        found = selection.ends(tables, asked)
+        found = archived_frames.ends(tables, asked)
         if count:
-            number = selection.count(tables, asked, found)
+            number = archived_frames.count(tables, asked, found)
             waiting.end()
             click.echo(number)
         elif conversation or capture:
-            connections, more = selection.connections_with_frames(tables, asked, found, limit)
+            connections, more = archived_frames.connections_with_frames(tables, asked, found, limit)
             if capture:
                 side = capture_end or asked.side or "client"
                 summary = export.write(tables, connections, capture, side, most_bytes)
                 waiting.end()
                 click.echo(summary, err=True)
             else:
-                sides = (asked.side,) if asked.side else selection.SIDES
+                sides = (asked.side,) if asked.side else archived_frames.SIDES
                 ends = (end for by_side in connections for side in sides for end in by_side.get(side, ()))
                 _print(waiting.until_first(rendering.of_connections(tables, ends, verbose=verbose)))
             if more:
                 click.echo("More connections match: raise --limit, or give a shorter time.", err=True)
         else:
-            frames = selection.frames(tables, asked, found, limit)
+            frames = archived_frames.frames(tables, asked, found, limit)
             if as_lines:
                 for row in waiting.until_first(rendering.rows(tables, frames)):
                     click.echo(as_json(row).decode())

@@ -54,7 +54,7 @@ def table(answer: Answer, width: int | None) -> Iterator[str]:
         yield f"Not shown: {', '.join(column.name for column in left_out)}. A wider terminal or --columns shows them."
 
 
-def records(answer: Answer, details: Details | None, heading: int, width: int | None) -> Iterator[str]:
+def blocks(answer: Answer, details: Details | None, heading: int, width: int | None) -> Iterator[str]:
     """Yield each row as a heading of its first columns, and a line per further value and detail.
 
     Names from outside cannot pass for other lines: a heading is one line, and what goes on in the next line is indented

@@ -12,7 +12,7 @@ import click
 
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.ends import not_internal
+from kafka_probe_console.end_columns import not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.traffic import (
     FIRST,
@@ -49,8 +49,8 @@ Examples:
 def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
     """Print how each client writes: acks, idempotence, compression, and records and bytes per batch.
 
-    `risks`: acks=0 or acks=1, refused records. `waste`: most batches are not compressed, or at least 10 requests per
-    second have fewer than two records per batch.
+    `risks`: acks=0, acks=1, acks=differ, refused records. `waste`: most record sets are not compressed, or at least 10
+    requests per second have fewer than two records per batch.
     """
     tables.require("traffic")
     where, values = within("window_start", period)
@@ -79,8 +79,7 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
             END) AS acks) FROM of_acks
         ),
         once AS (
-            SELECT *, if(watched = 'client', 'client', 'server') AS side,
-                watched = 'broker' AND bool_or(watched = 'client') OVER (PARTITION BY client, acks) AS is_rest
+            SELECT *, side = 'server' AND bool_or(side = 'client') OVER (PARTITION BY client, acks) AS is_rest
             FROM {counted_once("uses", ("client", "acks"), ("workload",), _SUMS)}
         ),
         facts AS (
@@ -127,7 +126,7 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
         values=values,
         columns=columns(
             *("client", "acks", "producer", "codecs", "risks", "waste", *_NUMBERS, *_COUNTS),
-            *("workload", "library", "node", "watched", "last", "first"),
+            *("workload", "library", "node", "side", "last", "first"),
             numbers=(*_NUMBERS, *_COUNTS),
             times={"last", "first"},
         ),

@@ -9,10 +9,10 @@ from kafka_probe.conversations import conversation
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.wording import with_contents, words
-from kafka_probe_console import selection
+from kafka_probe_console import archived_frames
+from kafka_probe_console.archived_frames import EndIds
 from kafka_probe_console.errors import NothingFoundError
 from kafka_probe_console.period import Period
-from kafka_probe_console.selection import EndIds
 from kafka_probe_console.tables import OpenTables
 
 LAST_FRAMES = 8
@@ -41,7 +41,7 @@ def of_connections(tables: OpenTables, found: Iterable[ConnectionEnd], *, verbos
     """
     shown = False
     for end in found:
-        frames = selection.conversation(tables, end)
+        frames = archived_frames.conversation(tables, end)
         if first := next(frames, None):
             shown = True
             yield from conversation.heading(end, first.first.side, first.first.node)
@@ -55,14 +55,14 @@ def last_lines(tables: OpenTables, ends: Iterable[EndIds], flow_id: str | None, 
     """Return the lines of the last frames of a connection, at the first of the ends that has some."""
     if not tables.add("frames"):
         return []
-    every = (selection.last_frames(tables, end, flow_id, received, LAST_FRAMES) for end in ends)
+    every = (archived_frames.last_frames(tables, end, flow_id, received, LAST_FRAMES) for end in ends)
     return next(([*conversation.lines(frames)] for frames in every if frames), [])
 
 
 def _with_ends(tables: OpenTables, frames: Iterable[CopiedFrame]) -> Iterator[tuple[CopiedFrame, ConnectionEnd | None]]:
     every = iter(frames)
     while batch := [*islice(every, _BATCH)]:
-        ends = selection.ends_of(tables, batch)
+        ends = archived_frames.ends_of(tables, batch)
         for frame in batch:
             yield frame, ends.get((frame.first.agent_id, frame.first.conn_id))
 

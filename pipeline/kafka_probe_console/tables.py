@@ -89,7 +89,7 @@ class OpenTables:
             kind = kind.field(one).type
         return {field.name for field in kind}
 
-    def rows(self, question: str, values: Sequence[object] = ()) -> Iterator[Row]:
+    def rows(self, sql: str, values: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of an answer, which is not held in memory as a whole.
 
         Raises:
@@ -100,7 +100,7 @@ class OpenTables:
             with self._cursor() as cursor:
                 for name, data in self._data.items():
                     cursor.register(name, data)
-                answer = cursor.execute(question, values)
+                answer = cursor.execute(sql, values)
                 while rows := answer.fetchmany(_AT_ONCE):
                     yield from rows
         except duckdb.InterruptException:

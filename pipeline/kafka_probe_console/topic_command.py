@@ -36,7 +36,7 @@ def topic(tables: OpenTables, period: Period, name: str) -> AnswerView:
         values=(*values, name),
         columns=columns(
             *("use", "client", "workload", "group", "requests", "records", "bytes", "errors", "refused_records"),
-            *("topic", "node", "watched", "last", "first"),
+            *("topic", "node", "side", "last", "first"),
             numbers=SUMS,
             times={"last", "first"},
         ),

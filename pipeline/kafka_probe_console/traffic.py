@@ -1,8 +1,8 @@
 """The SQL of traffic: sums of rows, and what clients wrote to topics and read from them.
 
 Two ends may report a client, which counts once, by its own ends. If the brokers' ends have more requests of the same
-key, such as client id and group, by a tenth and some more, some connections are watched at the broker only: the
-difference is a row of its own. Smaller differences are the seconds between the reports of both ends.
+key, such as client id and group, than 110 % and ten of those at the client's ends, some connections are watched at the
+broker only: the difference is a row of its own. Smaller differences are the seconds between the reports of both ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kafka_probe_console.ends import OWNER
+from kafka_probe_console.end_columns import OWNER
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import within
 
@@ -26,7 +26,7 @@ FIRST, LAST = "least(window_start, now())", "least(window_end, now())"
 """The times of a row of `traffic`, of which a wrong or forged clock makes none later than now."""
 LIBRARY = "nullif(concat_ws(' ', software_name, software_version), '')"
 _MORE = "1.1::DOUBLE"
-"""The brokers' ends count where they have so many times as many requests of a client id as its own ends."""
+"""The brokers' ends count if they have more than so many times the requests of the client's own ends."""
 _FEW = 10
 _OVERFLOWED = 2**63 - 1
 
@@ -54,10 +54,10 @@ def same(left: str, right: str, names: Iterable[str]) -> str:
 
 
 def counted_once(uses: str, key: Sequence[str], own: Sequence[str], sums: Sequence[str]) -> str:
-    """Return a relation in which each client counts once: key, own, watched, sums, first and last.
+    """Return a relation in which each client counts once: key, own, side, sums, first and last.
 
     uses: a relation with these and side, of which requests is one of the sums. own: what the client's end alone knows.
-    watched: the side that the sums are of, `client` or `broker`.
+    side: the side that the sums are of.
     """
     keys, others = (", ".join(f'"{name}"' for name in names) for names in (key, own))
     total = ", ".join(f"sum({name}) AS {name}" for name in sums)
@@ -69,11 +69,11 @@ def counted_once(uses: str, key: Sequence[str], own: Sequence[str], sums: Sequen
         of_sides AS (
             SELECT {keys}, side, {total}, min(first) AS first, max(last) AS last FROM of_ends GROUP BY {keys}, side
         )
-        SELECT {keys}, {others}, 'client' AS watched, {", ".join(f"{bounded(name)} AS {name}" for name in sums)},
+        SELECT {keys}, {others}, 'client' AS side, {", ".join(f"{bounded(name)} AS {name}" for name in sums)},
             first, last
         FROM of_ends WHERE side = 'client'
         UNION ALL BY NAME
-        SELECT {", ".join(f'of_broker."{name}"' for name in key)}, 'broker' AS watched,
+        SELECT {", ".join(f'of_broker."{name}"' for name in key)}, 'server' AS side,
             {", ".join(f"{bounded(more.format(name))} AS {name}" for name in sums)}, of_broker.first, of_broker.last
         FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
             ON {same("of_broker", "own", key)}
@@ -95,9 +95,9 @@ def topic_names(tables: OpenTables) -> str:
 
 
 def topic_traffic(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
-    """Return a relation with its values: topic, use, client, group, workload, node, watched, SUMS, first and last.
+    """Return a relation with its values: topic, use, client, group, workload, node, side, SUMS, first and last.
 
-    use: writes or reads; watched: the side whose ends the sums are of; workload, node: null at the broker's.
+    use: writes or reads; side: of the ends that the sums are of; workload, node: null at the broker's.
     """
     tables.require("traffic")
     where, values = within("window_start", period)

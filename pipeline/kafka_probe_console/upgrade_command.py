@@ -15,7 +15,7 @@ from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KEY, TIMES
-from kafka_probe_console.ends import not_internal, workload_of
+from kafka_probe_console.end_columns import not_internal, workload_of
 from kafka_probe_console.kafka_releases import Ranges, release, releases
 from kafka_probe_console.period import Period
 from kafka_probe_console.traffic import (
@@ -116,22 +116,22 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
                 WHEN status = 'blocks' THEN concat(api, ' ', version, ' needs ', lowest)
                 WHEN known >= lowest THEN concat(api, ' ', version, ' needs ', lowest, ', the library supports ', known)
                 ELSE concat(api, ' ', version, ' needs ', lowest)
-            END AS need FROM judged
+            END AS why FROM judged
         ),
         of_clients AS (
-            SELECT status, client, cluster, workload, watched, arg_max(library, last) AS library,
-                string_agg(DISTINCT need, '; ' ORDER BY need) AS needs, {bounded("sum(requests)")} AS requests,
+            SELECT status, client, cluster, workload, side, arg_max(library, last) AS library,
+                string_agg(DISTINCT why, '; ' ORDER BY why) AS reason, {bounded("sum(requests)")} AS requests,
                 min(first) AS first, max(last) AS last
-            FROM described GROUP BY status, client, cluster, workload, watched
-            QUALIFY status != '{_FINE}' OR count(*) OVER (PARTITION BY client, cluster, workload, watched) = 1
+            FROM described GROUP BY status, client, cluster, workload, side
+            QUALIFY status != '{_FINE}' OR count(*) OVER (PARTITION BY client, cluster, workload, side) = 1
         ),
         used AS (SELECT client, cluster, list(DISTINCT api) AS apis FROM uses GROUP BY ALL)
         SELECT of_clients.*, array_to_string(list_sort(list_filter([{_raised(ranges)}]::VARCHAR[],
             lambda name: NOT list_contains(apis, name))), ', ') AS not_used
         FROM of_clients LEFT JOIN used ON {same("of_clients", "used", ("client", "cluster"))}
         UNION ALL BY NAME
-        SELECT 'not seen' AS status, client, cluster_id AS cluster, workload, 'API versions were not seen' AS needs,
-            {bounded("sum(requests)")} AS requests, if(side = 'client', 'client', 'broker') AS watched,
+        SELECT 'not seen' AS status, client, cluster_id AS cluster, workload, 'API versions were not seen' AS reason,
+            {bounded("sum(requests)")} AS requests, side,
             min(first) AS first, max(last) AS last
         FROM rows WHERE version IS NULL AND requests > 0 GROUP BY client, cluster_id, workload, side
         UNION ALL BY NAME {undecoded}
@@ -140,7 +140,7 @@ def upgrade(tables: OpenTables, period: Period, target: str, *, internal: bool) 
         sql=sql,
         values=(*values, *undecoded_values),
         columns=columns(
-            *("status", "client", "needs", "cluster", "workload", "library", "requests", "node", "watched", "last"),
+            *("status", "client", "reason", "cluster", "workload", "library", "requests", "node", "side", "last"),
             *("first", "not_used"),
             numbers={"requests"},
             times={"last", "first"},
@@ -182,12 +182,12 @@ def _undecoded(tables: OpenTables, period: Period) -> tuple[str, tuple[object, .
     texts = ", ".join(f"NULL::VARCHAR AS {name}" for name in ("key", "side", "workload", "node", "opaque"))
     none = f"SELECT {texts}, NULL::TIMESTAMPTZ AS seen WHERE false"
     sql = f"""
-        SELECT 'not seen' AS status, workload, node, opaque AS needs, watched, min(first) AS first, max(last) AS last
+        SELECT 'not seen' AS status, workload, node, opaque AS reason, side, min(first) AS first, max(last) AS last
         FROM (
             SELECT max(workload) AS workload, max(opaque) AS opaque, min(seen) AS first, max(seen) AS last,
                 coalesce(max(node) FILTER (side = 'client'), max(node)) AS node,
-                if(bool_or(side = 'client'), 'client', 'broker') AS watched
+                if(bool_or(side = 'client'), 'client', 'server') AS side
             FROM ({" UNION ALL ".join(ends) or none}) GROUP BY key
-        ) GROUP BY workload, node, opaque, watched
+        ) GROUP BY workload, node, opaque, side
     """
     return sql, values * len(known)

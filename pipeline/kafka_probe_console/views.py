@@ -42,9 +42,9 @@ class AnswerView:
     known_subject: str = ""
     """what these facts are, if not the subject"""
     heading: int = 0
-    """so many columns are the heading of each row, whose other columns have a line each; 0: the rows are a table"""
+    """number of columns that are the heading of each row; the others have a line each. 0: the rows are a table"""
     details: Callable[[OpenTables, Sequence[Mapping[str, Any]]], Details] | None = None
-    """returns those of rows, which are given by the names of their columns, with times as µs since epoch"""
+    """returns the details of rows, each a mapping of the names of columns, with times as µs since epoch"""
     note: str = ""
     """a sentence for the user"""
     graph: Callable[[Answer], Iterator[str]] | None = None

@@ -12,7 +12,7 @@ from kafka_probe.events import OWNER_NAMES
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.connection_ends import KEY, KNOWN_CONNECTIONS, TIMES, ends_of, reported, reported_in
-from kafka_probe_console.ends import ADDRESSES, address_is, library_of, nat_of, process_of, with_nat, workload_of
+from kafka_probe_console.end_columns import ADDRESSES, address_is, library_of, nat_of, process_of, with_nat, workload_of
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 1_000
-"""Most ends that a name stands for, those that were reported last: of them the tables are read with all columns."""
+"""Most ends that a name may match. Of more, those that were reported last are shown: all their columns are read."""
 _NEWEST = (
     *("flow_id", "side", "node", "local", "peer", "client_id", "library", "process", "workload", "group", "topics"),
     *("requests", "request_bytes", "response_bytes"),
@@ -74,7 +74,7 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
             FROM {ends_of(reports, _NEWEST)}
         ),
         of_sides AS (
-            SELECT *, count(*) OVER (PARTITION BY key) AS ends, EXISTS (
+            SELECT *, count(*) OVER (PARTITION BY key) AS reported_ends, EXISTS (
                 FROM keyed other WHERE other.key = keyed.key AND other.of != keyed.of
                     AND (other.local = keyed.peer OR other.peer = keyed.local)
             ) AS fits
@@ -98,7 +98,8 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
                 greatest(client.received, server.received) AS received,
                 {newer.format("requests")} AS requests, {newer.format("requests_per_s")} AS requests_per_s,
                 {newer.format("request_bytes")} AS request_bytes, {newer.format("response_bytes")} AS response_bytes,
-                coalesce(client.ended, server.ended) AS ended, coalesce(client.ends, server.ends) AS ends,
+                coalesce(client.ended, server.ended) AS ended,
+                coalesce(client.reported_ends, server.reported_ends) AS reported_ends,
                 coalesce(client.flow_id, server.flow_id) AS flow_id,
                 coalesce(client.agent_id, server.agent_id) AS agent_id,
                 coalesce(client.conn_id, server.conn_id) AS conn_id
@@ -114,9 +115,9 @@ def who(tables: OpenTables, period: Period, name: str) -> AnswerView:
         columns=columns(
             *("state", "address", "process", "client", "cause", "evidence", "workload", "node", "library", "seen_as"),
             *("broker", "broker_seen_as", "broker_process", "broker_node", "group", "topics", "opened", "last"),
-            *("requests", "requests_per_s", "request_bytes", "response_bytes", "ended", "ends", "flow_id", "agent_id"),
-            "conn_id",
-            numbers={"requests", "requests_per_s", "request_bytes", "response_bytes", "ends"},
+            *("requests", "requests_per_s", "request_bytes", "response_bytes", "ended", "reported_ends", "flow_id"),
+            *("agent_id", "conn_id"),
+            numbers={"requests", "requests_per_s", "request_bytes", "response_bytes", "reported_ends"},
             times={"opened", "last", "ended"},
         ),
         sort="opened",

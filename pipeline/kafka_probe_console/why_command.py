@@ -11,7 +11,7 @@ import click
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.disconnect_storms import storm_of, storms_at
-from kafka_probe_console.ends import (
+from kafka_probe_console.end_columns import (
     ADDRESSES,
     ENDED,
     KNOWN_VERDICTS,
@@ -69,7 +69,7 @@ def why(tables: OpenTables, period: Period, client: str | None, address: str | N
                 coalesce(client.opened_ts, server.opened_ts) AS opened,
                 coalesce(client.requests, server.requests) AS requests,
                 coalesce(client.close.last_api, server.close.last_api) AS last_api,
-                coalesce(client.close.in_flight, server.close.in_flight) AS in_flight, ends AS watched, "by", flow_id,
+                coalesce(client.close.in_flight, server.close.in_flight) AS in_flight, ends, "by", flow_id,
                 client.agent_id AS agent_id, client.conn_id AS conn_id, server.agent_id AS broker_agent_id,
                 server.conn_id AS broker_conn_id
             FROM (FROM verdicts WHERE {where}) {with_nat(tables)}
@@ -81,7 +81,7 @@ def why(tables: OpenTables, period: Period, client: str | None, address: str | N
         columns=columns(
             *("ended", "cause", "client", "evidence", "idle_s", "process", "workload", "node", "library"),
             *("client_address", "seen_as", "broker", "broker_seen_as", "broker_process", "broker_node", "group"),
-            *("topics", "opened", "requests", "last_api", "in_flight", "watched", "by", "flow_id", "agent_id"),
+            *("topics", "opened", "requests", "last_api", "in_flight", "ends", "by", "flow_id", "agent_id"),
             *("conn_id", "broker_agent_id", "broker_conn_id"),
             numbers={"idle_s", "requests", "in_flight"},
             times={"ended", "opened"},

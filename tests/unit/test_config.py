@@ -81,6 +81,7 @@ def test_variables_of_kubernetes_and_of_the_pipeline_are_left_alone_and_others_a
         monkeypatch.setenv(f"{service}_PORT_9465_TCP_ADDR", "10.0.0.1")
     monkeypatch.setenv("KAFKA_PROBE_PIPELINE_TOPIC", "x")
     monkeypatch.setenv("KAFKA_PROBE_CONFIG", "/etc/kafka-probe.toml")
+    monkeypatch.setenv("KAFKA_PROBE_TABLES", "kafka-probe-output")
     monkeypatch.setenv("KAFKA_PROBE_TOPIC", "events")
     assert other_variables() == {}
     monkeypatch.setenv("KAFKA_PROBE_IMAGE_TAG", "1")

@@ -7,7 +7,11 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import pytest
+
+from kafka_probe.cli import commands
+from kafka_probe_pipeline.cli import cli as pipeline_commands
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "vagrant/README", "tests/README")
@@ -17,6 +21,10 @@ MOST_LINES = 150
 COMMAND = re.compile(
     r"(sudo|\.|\S*\.venv/bin/\S+|apt-get|journalctl|kubectl|podman|sysctl|systemctl|uname) \S|make \S+ \w+="
 )
+
+
+# Flags of other programs: image builders, spark-submit, venv, and a command line with a secret.
+OF_OTHERS = {"--build-arg", "--conf", "--jars", "--packages", "--password", "--system-site-packages"}
 
 
 def prose(path: Path) -> str:
@@ -86,6 +94,23 @@ def test_commands_stand_in_blocks_which_are_run(path: Path) -> None:
 @pytest.mark.parametrize("command", ["sudo reboot", ". .venv/bin/activate", ".venv/bin/kafka-probe top", "make a B=1"])
 def test_a_command_in_prose_is_noticed(command: str) -> None:
     assert inline_commands(f"Run `{command}`.") == [command]
+
+
+def flags(command: click.Command) -> set[str]:
+    """Return the flags of a command and of those below it."""
+    own = {flag for parameter in command.params for flag in parameter.opts}
+    if not isinstance(command, click.Group):
+        return own
+    context = click.Context(command)
+    below = (command.get_command(context, name) for name in command.list_commands(context))
+    return own.union(*(flags(one) for one in below if one))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_flag_that_is_named_exists(path: Path) -> None:
+    spans = re.findall(r"`([^`\n]+)`", prose(path))
+    named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span)}
+    assert named - flags(commands) - flags(pipeline_commands) - OF_OTHERS == set()
 
 
 def test_the_readme_is_short() -> None:

@@ -207,9 +207,9 @@ def test_each_loss_is_explained_once_below_the_table(tables: Tables) -> None:
 
 def test_hosts_without_an_agent_are_those_at_the_far_ends_of_what_is_watched(tables: Tables) -> None:
     hosts = tables.rows(agents, "--missing")
-    assert [(row["host"], row["is_a"], row["connections"], row["top_client"]) for row in hosts] == [
+    assert [(row["host"], row["side"], row["connections"], row["top_client"]) for row in hosts] == [
         ("10.57.2.2", "client", 2, "orders"),
-        ("192.0.2.1", "broker", 1, "billing"),
+        ("192.0.2.1", "server", 1, "billing"),
     ]
 
 

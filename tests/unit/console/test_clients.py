@@ -52,11 +52,11 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_client_has_its_sums_and_latencies_of_the_end_that_saw_most(tables: Path) -> None:
     both, in_part, broker_only, nameless = answered(clients, tables)
-    assert (both["client"], both["api"], both["requests"], both["watched"]) == ("both", "Produce", 120, "client")
+    assert (both["client"], both["api"], both["requests"], both["side"]) == ("both", "Produce", 120, "client")
     assert (both["requests_per_s"], both["request_bytes"], both["throttle_ms"]) == (2, 1200, 5)
     assert (both["workload"], both["node"], both["versions"]) == ("python", "node-1", "9-11")
     assert both["library"] == "kafka-python 3.0.12"
-    assert (in_part["requests"], in_part["watched"], in_part["workload"]) == (50, "broker", None)
+    assert (in_part["requests"], in_part["side"], in_part["workload"]) == (50, "server", None)
     assert (broker_only["client"], broker_only["api"], broker_only["node"]) == ("broker only", "tls", None)
     assert (nameless["client"], nameless["requests"]) == (None, 2)
 

@@ -20,7 +20,7 @@ from kafka_probe.conversations.packets import Endpoint, PacketMaker
 from kafka_probe.conversations.wire_frames import WireFrame, Zeros, wire_frame
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe_console import selection
+from kafka_probe_console import archived_frames
 from kafka_probe_console.inspect_command import inspect
 from tests.builders.copied import copied
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -244,7 +244,7 @@ def test_forged_ends_of_a_flow_hide_no_end(tmp_path: Path) -> None:
 def test_a_conversation_has_both_ends_of_a_connection_within_bounds(
     ends_of_side: int, shown: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "MOST_OF_SIDE", ends_of_side)
+    monkeypatch.setattr(archived_frames, "MOST_OF_SIDE", ends_of_side)
     both = BothEnds()
     for conn, number, server_side in ((1, 1, False), (2, 2, False), (3, 1, True), (4, 1, False), (5, 1, False)):
         both.see(conn, number, server_side=server_side)

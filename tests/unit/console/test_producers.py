@@ -76,40 +76,40 @@ def test_a_producer_has_its_settings_and_its_batches(tables: Path) -> None:
     careful = rows["careful", "all"]
     assert (careful["producer"], careful["codecs"], careful["topics"]) == ("transactional", "zstd, none", 2)
     assert (careful["requests"], careful["records_per_batch"], careful["bytes_per_batch"]) == (20, 100, 50_000)
-    assert (careful["watched"], careful["workload"], careful["node"]) == ("client", "python", "node-1")
+    assert (careful["side"], careful["workload"], careful["node"]) == ("client", "python", "node-1")
     assert (careful["risks"], careful["waste"]) == (None, None)
     assert (rows["idempotent", "all"]["producer"], rows["idempotent", "1"]["producer"]) == ("idempotent", None)
 
 
 def test_risks_and_waste_are_named(tables: Path) -> None:
-    watched = by_acks(tables, "--filter", "watched = client or client = 'two ways'")
+    watched = by_acks(tables, "--filter", "side = client or client = 'two ways'")
     rows = {acks: (row["risks"], row["waste"]) for acks, row in watched.items()}
     assert rows["careless", "0"] == ("acks=0", "uncompressed, small batches")
     assert rows["two ways", "1"] == ("acks=1", None)
     assert rows["late", "all"] == ("refused records", None)
     assert rows["by topic", "differ"] == ("acks=differ", None)
     assert rows["of a newer API", "unknown"] == (None, None)
-    (careless, *others) = answered(producers, tables, "--filter", "risks ~ '*acks=0*' and watched = client")
+    (careless, *others) = answered(producers, tables, "--filter", "risks ~ '*acks=0*' and side = client")
     assert (careless["client"], careless["requests_per_s"], others) == ("careless", 10, [])
 
 
 def test_codecs_are_those_of_the_row(tables: Path) -> None:
     rows = answered(producers, tables, "--filter", "client = careless")
-    assert {(row["acks"], row["watched"], row["codecs"], row["waste"]) for row in rows} == {
+    assert {(row["acks"], row["side"], row["codecs"], row["waste"]) for row in rows} == {
         ("all", "client", "zstd, none", None),
         ("0", "client", "none", "uncompressed, small batches"),
-        ("0", "broker", None, None),
+        ("0", "server", None, None),
     }
 
 
 def test_what_only_brokers_saw_of_a_client_is_a_row_of_its_own(tables: Path) -> None:
     rows = answered(producers, tables, "--filter", "client = 'in part'")
-    assert [(row["requests"], row["records"], row["watched"]) for row in rows] == [
+    assert [(row["requests"], row["records"], row["side"]) for row in rows] == [
         (600, 300, "client"),
-        (300, 600, "broker"),
+        (300, 600, "server"),
     ]
     unwatched = by_acks(tables)["same id", "0"]
-    assert (unwatched["watched"], unwatched["workload"], unwatched["risks"]) == ("broker", None, "acks=0")
+    assert (unwatched["side"], unwatched["workload"], unwatched["risks"]) == ("server", None, "acks=0")
 
 
 def test_forged_numbers_are_unknown_and_hide_nobody(tmp_path: Path) -> None:

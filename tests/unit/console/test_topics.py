@@ -67,14 +67,14 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_client_counts_once_by_its_own_ends_and_what_only_brokers_saw_is_a_row_of_its_own(tables: Path) -> None:
     found = answered(topic, tables, "orders", "--filter", "use = writes")
-    assert [(row["client"], row["workload"], row["watched"], row["requests"]) for row in found] == [
+    assert [(row["client"], row["workload"], row["side"], row["requests"]) for row in found] == [
         ("both", "python", "client", 100),
-        ("broker only", None, "broker", 40),
-        ("in part", None, "broker", 30),
+        ("broker only", None, "server", 40),
+        ("in part", None, "server", 30),
         ("client only", "python", "client", 20),
         ("in part", "java", "client", 10),
         ("in part", "python", "client", 10),
-        (None, None, "broker", 1),
+        (None, None, "server", 1),
     ]
     (refused,) = answered(topic, tables, "orders", "--filter", "refused_records > 0")
     assert (refused["client"], refused["refused_records"], refused["errors"]) == ("broker only", 7, 4)

@@ -86,17 +86,17 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def statuses(tables: Path, *flags: str) -> set[tuple[str | None, ...]]:
-    facts = ("client", "cluster", "watched", "status", "needs")
+    facts = ("client", "cluster", "side", "status", "reason")
     return {tuple(row[name] for name in facts) for row in answered(upgrade, tables, *flags)}
 
 
 def test_a_client_blocks_where_its_cluster_offers_what_it_does_not_use(tables: Path) -> None:
     assert statuses(tables, "--to", "4.0") == {
         ("ancient", "new", "client", "blocks", "Fetch 3 needs 4"),
-        ("ancient", "new", "broker", "blocks", "Produce 2 needs 3"),
+        ("ancient", "new", "server", "blocks", "Produce 2 needs 3"),
         ("rdkafka", "new", "client", "blocks", "Fetch 3 needs 4"),
-        ("rdkafka", "new", "broker", "blocks", "Fetch 3 needs 4"),
-        ("rdkafka", "old", "broker", "depends", "Fetch 3 needs 4"),
+        ("rdkafka", "new", "server", "blocks", "Fetch 3 needs 4"),
+        ("rdkafka", "old", "server", "depends", "Fetch 3 needs 4"),
         ("repaired", "new", "client", "blocks", "Fetch 2 needs 4"),
         ("held down", "old", "client", "blocks", "StreamsGroupHeartbeat 0 is not in 4.0"),
         ("held down", "old", "client", "depends", "Produce 2 needs 3, the library supports 9"),
@@ -106,15 +106,15 @@ def test_a_client_blocks_where_its_cluster_offers_what_it_does_not_use(tables: P
         *(("of two", cluster, "client", FINE, None) for cluster in ("new", "old")),
         (None, "new", "client", "not seen", "API versions were not seen"),
         ("modern", "new", "client", FINE, None),
-        ("modern", "new", "broker", FINE, None),
+        ("modern", "new", "server", FINE, None),
         *((name, "old", "client", FINE, None) for name in ("refused", "unanswered", "newer")),
         (None, None, "client", "not seen", "tls"),
-        (None, None, "broker", "not seen", "tls"),
+        (None, None, "server", "not seen", "tls"),
     }
 
 
 def test_what_is_encrypted_has_its_workload_and_node(tables: Path) -> None:
-    found = answered(upgrade, tables, "--filter", "needs = tls")
+    found = answered(upgrade, tables, "--filter", "reason = tls")
     assert {(row["workload"], row["node"]) for row in found} == {("billing-7f", "node-1"), (None, "broker-1")}
 
 

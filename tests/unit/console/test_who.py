@@ -62,7 +62,7 @@ def test_a_connection_has_both_ends_and_its_newest_sums_once(tables: Path) -> No
     (found,) = answered(who, tables, "billing-1")
     assert (found["client"], found["process"], found["state"]) == ("billing-1", "python[412]", "open")
     assert (found["workload"], found["node"], found["library"]) == ("billing-7f", "node-1", "kafka-python 3.0.12")
-    assert (found["address"], found["seen_as"], found["ends"]) == ("10.57.1.11:52224", "10.57.2.2:39282", 2)
+    assert (found["address"], found["seen_as"], found["reported_ends"]) == ("10.57.1.11:52224", "10.57.2.2:39282", 2)
     assert (found["broker"], found["broker_seen_as"]) == ("10.0.0.1:9092", "192.0.2.1:9092")
     assert (found["broker_process"], found["broker_node"]) == ("java[99]", "broker-1")
     assert (found["group"], found["topics"], found["requests"]) == ("billing", "orders, payments", 3600)
@@ -119,7 +119,7 @@ def test_an_end_that_gets_its_flow_id_later_is_one_connection(tmp_path: Path) ->
     close = end("client", "1", "billing", ago(minutes=5), flow_id="f1")
     write_rows(tmp_path, "closes", [close])
     (found,) = answered(who, tmp_path, "billing")
-    assert (found["flow_id"], found["state"], found["ends"]) == ("f1", "half closed", 2)
+    assert (found["flow_id"], found["state"], found["reported_ends"]) == ("f1", "half closed", 2)
 
 
 def test_of_several_ends_that_claim_a_flow_the_one_that_was_asked_for_is_shown(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_of_several_ends_that_claim_a_flow_the_one_that_was_asked_for_is_shown(t
         ],
     )
     (found,) = answered(who, tmp_path, "10.57.1.11:52224")
-    assert (found["client"], found["process"], found["ends"]) == ("billing", "python[412]", 2)
+    assert (found["client"], found["process"], found["reported_ends"]) == ("billing", "python[412]", 2)
 
 
 def test_of_several_ends_that_claim_a_flow_one_that_fits_the_other_end_is_shown(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_of_several_ends_that_claim_a_flow_one_that_fits_the_other_end_is_shown(
             end("client", "1", "evil", ago(minutes=1), **forged),
         ],
     )
-    assert [(row["client"], row["ends"]) for row in answered(who, tmp_path, "java[99]")] == [("billing", 3)]
+    assert [(row["client"], row["reported_ends"]) for row in answered(who, tmp_path, "java[99]")] == [("billing", 3)]
 
 
 def test_addresses_beyond_the_nat_of_a_brokers_host_are_found(tmp_path: Path) -> None:
