@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, Joiner
 from kafka_probe.errors import UsageError
+from kafka_probe.events import WallClock
 from kafka_probe.follow_outputs import Followed, Output
 from kafka_probe.setting_types import ArchiveFilter, ExchangeSelection
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink
@@ -120,7 +121,7 @@ class FollowSink(StdoutSink):
 
     def _take(self, event: FramesEvent) -> None:
         """Join the samples to frames, which wait for the end of the interval."""
-        ends = event["ends"]
+        ends, clock = event["ends"], WallClock(event["wall_offset_ns"])
         columns = cast("dict[str, list[Any]]", event["samples"])
         for index, ns, *values, data in zip(*(columns[name] for name in _COLUMNS), strict=True):
             if self._samples == MOST_SAMPLES:
@@ -129,7 +130,7 @@ class FollowSink(StdoutSink):
             self._samples += 1
             end = ends[index]
             origin = event["node"], event["agent_id"], end["conn_id"], end["flow_id"], event["copy_rules"], end["side"]
-            sample = CopiedSample._make(((ns + event["wall_offset_ns"]) // 1000, *origin, ns, *values, b64decode(data)))
+            sample = CopiedSample._make((clock.epoch_us(ns), *origin, ns, *values, b64decode(data)))
             if end["conn_id"] not in self._followed:
                 self._followed[end["conn_id"]] = _Collected(sample)
             self._followed.move_to_end(end["conn_id"])

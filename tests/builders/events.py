@@ -129,6 +129,7 @@ def agent(ts: int = NOW_US, **fields: object) -> Any:
         "ts": ts,
         "connections": 0,
         "open": [],
+        "other": {},
         "losses": {},
         "counters": {},
         "cpu_us": 0,
@@ -183,7 +184,7 @@ class StillSink:
         return self.refuses
 
 
-def view(*events: Mapping[str, Any], connections: tuple[Connection, ...] = ()) -> View:
+def view(*events: Any, connections: tuple[Connection, ...] = ()) -> View:
     """Return a server's view of these events."""
     shown = View(StillAgent(connections), StillSink(), Traffic(1000))
     shown.add(events)

@@ -45,7 +45,10 @@ exec python3 -m tests.kernel.guest {arguments}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The result of a backend with a buffer: passed, failed or absent. instructions: verified, by program."""
+    """The result of a backend with a buffer: passed, failed or absent.
+
+    tests: those that passed; instructions: verified, by program.
+    """
 
     backend: str
     buffer: str
@@ -151,8 +154,9 @@ def _read(backend: str, buffer: str, report: bytes | None, log: Path) -> Seen:
         return Seen(Run(backend, buffer, "failed", f"it ended without a report, see {log}"))
     results = json.loads(report)
     failures = [f"{name}:\n{text}" for name, text in results["failures"].items()]
-    result = "failed" if results["status"] or failures else "passed"
-    facts = len(results["tests"]), results["seconds"], results["instructions"]
+    passed = sum(outcome == "passed" for outcome in results["tests"].values())
+    result = "failed" if results["status"] or failures or not passed else "passed"
+    facts = passed, results["seconds"], results["instructions"]
     return Seen(Run(backend, buffer, result, "\n".join(failures), *facts), results["seen"])
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kafka_probe.workloads.container_names import ContainerNames
 from tests.nodes.images import BASE, make_base
 from tests.nodes.podman import STORE, podman
+
+pytestmark = pytest.mark.root
 
 NAME = "kafka-probe-names"
 

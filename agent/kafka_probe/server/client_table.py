@@ -8,13 +8,14 @@ that have been silent longest.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kafka_probe.connections.activity import TOPIC_NAME
+from kafka_probe.events import Event, FlowEvent, WorkloadFacts
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.facts import text_bytes
 from kafka_probe.server.traffic import used_topics
@@ -61,7 +62,7 @@ class ClientKey(NamedTuple):
 class ClientProcess:
     """A process with clients. workload: its object in their last flow; size: memory of that object in bytes."""
 
-    workload: Mapping[str, Any]
+    workload: WorkloadFacts
     size: int
     clients: int = 0
 
@@ -88,7 +89,7 @@ class ClientEntry:
     topics_bytes: int = 0
 
     @property
-    def workload(self) -> Mapping[str, Any]:
+    def workload(self) -> WorkloadFacts:
         return self.process.workload
 
     @property
@@ -96,7 +97,7 @@ class ClientEntry:
         """Return the memory of its group and topics in bytes: the part that changes while the table keeps it."""
         return self.topics_bytes + text_bytes(self.group or "")
 
-    def add(self, flow: Mapping[str, Any]) -> None:
+    def add(self, flow: FlowEvent) -> None:
         self.ts = flow["ts"]
         self.internal = flow["internal"]
         self.role |= RequestKind.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
@@ -137,7 +138,7 @@ class ClientTable:
         self._clients: OrderedDict[ClientKey, ClientEntry] = OrderedDict()  # in the order of their last flows
         self._passed_us = 0
 
-    def add(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         for event in events:
             if event["kind"] == "flow" and event["conn_id"]:
                 self._add(event)
@@ -148,7 +149,7 @@ class ClientTable:
     def __iter__(self) -> Iterator[tuple[ClientKey, ClientEntry]]:
         return iter(self._clients.items())
 
-    def _add(self, flow: Mapping[str, Any]) -> None:
+    def _add(self, flow: FlowEvent) -> None:
         key, process = _key(flow), self._process(flow["workload"])
         client = self._clients.get(key)
         if client is None:
@@ -164,7 +165,7 @@ class ClientTable:
         while self.held_bytes > self._limit_bytes:
             self._drop_oldest()
 
-    def _process(self, workload: Mapping[str, Any]) -> ClientProcess:
+    def _process(self, workload: WorkloadFacts) -> ClientProcess:
         """Return the process of a `workload` object, which replaces an older one of the same process.
 
         The workload resolver counts these bytes in its budget, too. Without the count here, clients could use it up.
@@ -197,9 +198,9 @@ def _key_bytes(key: ClientKey) -> int:
     return _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
 
 
-def _key(flow: Mapping[str, Any]) -> ClientKey:
+def _key(flow: FlowEvent) -> ClientKey:
     workload, client = flow["workload"], flow["client"]
-    address = flow["local" if flow["side"] == "client" else "peer"].rpartition(":")[0]
+    address = (flow["local" if flow["side"] == "client" else "peer"] or "").rpartition(":")[0]
     process = workload["pid"], workload["start_time"]
     return ClientKey(flow["side"], *process, address, client["id"], client["software_name"], client["software_version"])
 

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from kafka_probe.events import bucket_middle_us, is_internal
+from kafka_probe.events import (
+    AgentEvent,
+    CloseEvent,
+    Event,
+    FlowEvent,
+    FlowTopic,
+    OpenCountFacts,
+    bucket_middle_us,
+    is_internal,
+)
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.text import printable
 
@@ -82,7 +91,7 @@ class FlowCounters:
     throttle_ms: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
-    def add(self, flow: Mapping[str, Any]) -> None:
+    def add(self, flow: FlowEvent) -> None:
         self.requests += flow["requests"]
         self.responses += flow["responses"]
         self.request_bytes += flow["request_bytes"]
@@ -100,7 +109,7 @@ class WorkloadCounters(FlowCounters):
     latency: Histogram = field(default_factory=Histogram)
     latency_empty: Histogram = field(default_factory=Histogram)
 
-    def add(self, flow: Mapping[str, Any]) -> None:
+    def add(self, flow: FlowEvent) -> None:
         FlowCounters.add(self, flow)
         self.latency.add(flow["latency"])
         self.latency_empty.add(flow["latency_empty"])
@@ -124,7 +133,7 @@ class TopicCounters:
     uncounted_bytes: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
-    def add(self, flow: Mapping[str, Any], topic: Mapping[str, Any]) -> None:
+    def add(self, flow: FlowEvent, topic: FlowTopic) -> None:
         self.topic_id = topic["topic_id"] or self.topic_id
         self.since, self.ts = self.since or flow["since"], flow["ts"]
         self.requests += topic["requests"]
@@ -225,7 +234,7 @@ class Traffic:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.agent: Mapping[str, Any] = {}
+        self.agent: Mapping[str, Any] = {}  # the last `agent` event, of which metrics are read by name
         self.apis: dict[Labels, FlowCounters] = {}  # by side and API
         self.workloads = LabelTable(WorkloadCounters, limit)  # by workload and API
         self.topics = LabelTable(TopicCounters, limit)  # by workload, API and topic
@@ -240,7 +249,7 @@ class Traffic:
         self._absent: dict[OwnerLabels, int] = {}  # `_passed_us` when the workload was first absent
         self._passed_us = 0  # sum of the agent's intervals, which steps of the wall clock do not change
 
-    def add(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Add events in their order; an `agent` event ends an interval."""
         for event in events:
             match event["kind"]:
@@ -256,7 +265,7 @@ class Traffic:
                 case "agent":
                     self._end_interval(event)
 
-    def _add_flow(self, flow: Mapping[str, Any]) -> None:
+    def _add_flow(self, flow: FlowEvent) -> None:
         if flow["internal"]:
             self.internal_requests[flow["side"],] += flow["requests"]
             return
@@ -270,7 +279,7 @@ class Traffic:
             named.add(flow, topic)
             named.used_us = self._passed_us
 
-    def _add_close(self, close: Mapping[str, Any]) -> None:
+    def _add_close(self, close: CloseEvent) -> None:
         if is_internal(close["client"]["id"]):
             return
         owner, end = _owner(close), (close["how"], close["closed_by"])
@@ -278,9 +287,9 @@ class Traffic:
         self.closed[owner.side, *end] += 1
         self.closes.row(owner, end, end).count += 1
 
-    def _end_interval(self, agent: Mapping[str, Any]) -> None:
+    def _end_interval(self, agent: AgentEvent) -> None:
         self.agent = agent
-        self._add_other(agent.get("other", {}))
+        self._add_other(agent["other"])
         open_now: Counter[OwnerLabels] = Counter()
         for entry in agent["open"]:
             open_now[_owner(entry)] += entry["count"]
@@ -315,12 +324,12 @@ class Traffic:
                     table.forget(owner)
 
 
-def used_topics(flow: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def used_topics(flow: FlowEvent) -> Iterator[FlowTopic]:
     """Return the topics that were requested or transferred. A Metadata response may also contain all other topics."""
     return (topic for topic in flow["topics"] if topic["requests"] or topic["bytes"] or topic["errors"])
 
 
-def _owner(event: Mapping[str, Any]) -> OwnerLabels:
+def _owner(event: FlowEvent | CloseEvent | OpenCountFacts) -> OwnerLabels:
     if event.get("conn_id", "") is None:
         return OwnerLabels(event["side"], OTHER, OTHER)
     workload = event["workload"]

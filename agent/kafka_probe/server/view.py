@@ -6,11 +6,12 @@ The data thread owns the sums. The HTTP thread reads only the state of agent and
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from kafka_probe.connections.connection import Connection
+from kafka_probe.events import Event
 from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.sinks.sink import Sink
@@ -42,7 +43,7 @@ class View:
     started_s: float = field(default_factory=time.time)
     handed_over: int = 0
 
-    def add(self, events: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Add the agent's events in their order."""
         self.handed_over += 1
         self.traffic.add(events)

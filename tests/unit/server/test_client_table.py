@@ -12,7 +12,7 @@ from tests.builders.bounded_tables import grown_by
 from tests.builders.events import NOW_US, SECOND_US, flow, passed, topic, workload
 
 
-def clients(*events: dict[str, Any]) -> list[tuple[ClientKey, ClientEntry]]:
+def clients(*events: Any) -> list[tuple[ClientKey, ClientEntry]]:
     found = ClientTable()
     found.add(events)
     return list(found)

@@ -46,7 +46,7 @@ def random_text(characters: int, seed: int) -> str:
     return "".join(random.Random(seed).choices(string.ascii_letters + string.digits, k=characters))
 
 
-def full() -> list[dict[str, Any]]:
+def full() -> list[Any]:
     """Return events that fill all tables, with labels, errors and numbers that compress badly."""
     numbers = random.Random(0)
 

@@ -36,7 +36,7 @@ from tests.builders.events import (
 )
 
 
-def traffic(*events: dict[str, Any], limit: int = 1000) -> Traffic:
+def traffic(*events: Any, limit: int = 1000) -> Traffic:
     summed = Traffic(limit)
     summed.add(events)
     return summed
@@ -234,7 +234,7 @@ FLOWS = st.builds(
 
 
 @given(st.lists(FLOWS, max_size=30), st.integers(1, 8))
-def test_sums_over_workloads_and_topics_are_right_with_any_limit(flows: list[dict[str, Any]], limit: int) -> None:
+def test_sums_over_workloads_and_topics_are_right_with_any_limit(flows: list[Any], limit: int) -> None:
     summed = traffic(*flows, limit=limit)
     wanted: Counter[Labels] = Counter()
     asked: Counter[Labels] = Counter()
@@ -251,7 +251,7 @@ def test_sums_over_workloads_and_topics_are_right_with_any_limit(flows: list[dic
 
 
 @given(st.lists(FLOWS, max_size=30), st.integers(1, 8))
-def test_no_total_goes_back_when_workloads_leave(flows: list[dict[str, Any]], limit: int) -> None:
+def test_no_total_goes_back_when_workloads_leave(flows: list[Any], limit: int) -> None:
     summed = Traffic(limit)
     before: Counter[Labels] = Counter()
     for each in flows:
