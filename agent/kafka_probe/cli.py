@@ -104,8 +104,8 @@ def commands() -> None:
     """Show who uses Kafka brokers, on this host or from the pipeline's tables, and why connections end.
 
     Each setting of the agent, see `run --help`, can also be a variable (--ports is KAFKA_PROBE_PORTS) or a key of the
-    file that --config names. KAFKA_PROBE_TABLES is --tables of the commands that read tables.
-    Secrets can be set there only: KAFKA_PROBE_SASL_PLAIN_PASSWORD, KAFKA_PROBE_SSL_PASSWORD, KAFKA_PROBE_LISTEN_TOKEN.
+    file that --config names. Secrets have no flag: sasl_plain_password, ssl_password and listen_token are such
+    variables or keys. KAFKA_PROBE_TABLES is --tables of the commands that read tables.
     """
 
 
@@ -312,7 +312,7 @@ def _follow_output(
         from kafka_probe.conversations.capture_file import decode_as
         from kafka_probe.follow_packets import PacketOutput
     except ImportError as error:
-        raise UsageError(f"Install kafka-probe[console] for --pcapng: {error.name} is missing.") from None
+        raise UsageError(f"--pcapng needs {error.name}: pip install '.[console]' in kafka-probe's clone.") from None
     with capture_output(pcapng) as file:
         if config.ports != "auto" and (options := decode_as(config.ports)):
             _to_stderr(f"Wireshark and tshark need {options}")

@@ -59,7 +59,7 @@ def prints_view(
     *,
     since: str = "1d",
     at: Callable[[str, datetime], Period] = around,
-    at_help: str = "only the five minutes before and after it",
+    at_help: str = "only from five minutes before to five minutes after it",
 ) -> Callable[[Callable[..., AnswerView]], Callable[..., None]]:
     """Return a decorator that makes a command of a function, which returns a view that the command prints.
 
@@ -209,7 +209,7 @@ def tables_at(location: str | None) -> Iterator[OpenTables]:
     try:
         from kafka_probe_console.tables import opened
     except ImportError as error:
-        raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
+        raise UsageError(f"This command needs {error.name}: pip install '.[console]' in kafka-probe's clone.") from None
     with opened(location) as tables:
         yield tables
 

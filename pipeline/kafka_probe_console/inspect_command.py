@@ -89,7 +89,7 @@ def inspect(
         from kafka_probe.conversations.conversation import COLUMNS
         from kafka_probe_console import archived_frames, export, rendering
     except ImportError as error:
-        raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
+        raise UsageError(f"This command needs {error.name}: pip install '.[console]' in kafka-probe's clone.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
     asked = archived_frames.FrameConditions(
         period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions

@@ -138,7 +138,7 @@ def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path:
     here = {
         "/etc/kafka-probe.toml": str(settings_file(broker, tmp_path)),
         "/var/lib/kafka-probe": str(tmp_path / "spool"),
-        "billing.pcapng": str(tmp_path / "billing.pcapng"),
+        "billing-live.pcapng": str(tmp_path / "billing-live.pcapng"),
         "kafka-1:9092": broker.bootstrap,
     }
     command = re.sub(r"^(sudo )?\.venv/bin/", f"{Path(sys.executable).parent}/", command)

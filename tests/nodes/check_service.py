@@ -31,7 +31,7 @@ UNIT = ROOT / "agent/deploy/systemd/kafka-probe.service"
 MACHINE = "localhost/machine"
 GUIDE = (ROOT / "docs/guide/service.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-(*INSTALL, START), OPERATE, UPGRADE, REMOVE = (block.replace("sudo ", "").splitlines() for block in BLOCKS)
+INSTALL, (CHECK, START), OPERATE, UPGRADE, REMOVE = (block.replace("sudo ", "").splitlines() for block in BLOCKS)
 STATUS, JOURNAL, RELOAD, RESTART = OPERATE
 PRODUCED = ("shop", "Produce")
 TO_ATTACH = {Capability.BPF, Capability.PERFMON}
@@ -105,6 +105,7 @@ def machine(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Ite
         machine = Machine(container)
         wait_until(lambda: "starting" not in machine.run("systemctl is-system-running || true"), "the machine to boot")
         machine.run("echo KAFKA_PROBE_SINK=stdout >>/etc/kafka-probe/kafka-probe.env")
+        assert "kafka-1:9092" in machine.run(f"{CHECK} || test $? = 3")  # there are none
         machine.run(START)
         machine.wait_attached()
         yield machine

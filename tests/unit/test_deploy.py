@@ -63,7 +63,7 @@ def test_the_packages_of_an_image_are_all_that_the_project_needs_there(name: str
 @pytest.mark.pinned
 @pytest.mark.parametrize("document", ["docs/guide/kubernetes.md", "docs/guide/disconnects.md"])
 def test_the_packages_of_an_extra_that_a_guide_installs_are_pinned(document: str) -> None:
-    command = re.compile(r"^\.venv/bin/pip install --constraint (\S+) '\.\[(\w+)\]'$", re.MULTILINE)
+    command = re.compile(r"^\.venv/bin/pip install --constraint (\S+) --editable '\.\[(\w+)\]'$", re.MULTILINE)
     ((constraints, extra),) = command.findall((ROOT / document).read_text())
     pinned = {re.split("[=;]", line)[0] for line in (ROOT / constraints).read_text().splitlines()}
     assert f"extra == '{extra}'" in " ".join(requires("kafka-probe") or ()).replace('"', "'")
