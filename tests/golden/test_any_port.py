@@ -98,9 +98,7 @@ def test_an_older_connection_whose_answer_is_seen_first_is_not_mistaken(any_port
         assert len(end.frames) > 20
 
 
-def test_who_asks_is_not_mistaken_where_both_directions_read_as_requests(
-    any_port: Capture, reversible: Conversation
-) -> None:
+def test_nothing_is_shown_where_both_directions_read_as_requests(any_port: Capture, reversible: Conversation) -> None:
     """The answer's records read as a request that may leave the kernel: the capture refuses MARKER in them."""
     transfer(reversible.server, reversible.client, produced(3, 4).wire)
     for version in (4, 5):
@@ -109,10 +107,9 @@ def test_who_asks_is_not_mistaken_where_both_directions_read_as_requests(
     transfer(reversible.client, reversible.server, request(FETCH, 4, METADATA_1).wire)
     answer = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=METADATA_1)
     transfer(reversible.server, reversible.client, answer.wire)
-    assert all(not frame.facts.topics for end in any_port.both_ends_of(reversible) for frame in end.frames)
     exchange(reversible, range(METADATA_1 + 100, METADATA_1 + 110))
-    for end in any_port.both_ends_of(reversible):
-        assert end.frames[-12:] == reversible.sent[-12:]
+    assert any_port.ends_of(reversible) == []
+    assert any_port.lost()["resync"] > 0
 
 
 @pytest.mark.parametrize("protocol", FIRST_WORDS)
