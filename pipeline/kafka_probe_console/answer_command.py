@@ -59,7 +59,7 @@ def prints_view(
     *,
     since: str = "1d",
     at: Callable[[str, datetime], Period] = around,
-    at_help: str = "only from five minutes before to five minutes after it",
+    at_help: str = "only the five minutes before and after it",
 ) -> Callable[[Callable[..., AnswerView]], Callable[..., None]]:
     """Return a decorator that makes a command of a function, which returns a view that the command prints.
 
@@ -68,7 +68,7 @@ def prints_view(
     """
     of_period = (
         click.option("--since", metavar="AGE", help=f"only since then, such as 15m, 2h or 7d [default: {since}]"),
-        click.option("--at", metavar="TIME", help=f"{at_help}, such as 14:03"),
+        click.option("--at", metavar="TIME", help=f"a time, such as 14:03: {at_help}"),
     )
     return lambda view_of: _with_flags(_command(view_of, since, at), (tables_flag, *of_period, *_FLAGS))
 

@@ -63,7 +63,7 @@ Examples:
     help="compare with the same period this much earlier [default: the period before]",
 )
 @internal_flag
-@prints_view(since="1h", at=hour_from, at_help="compare the hour that begins then with the hour before")
+@prints_view(since="1h", at=hour_from, at_help="compare the hour that begins then with the one before")
 def changes(tables: OpenTables, period: Period, against: str | None, *, internal: bool) -> AnswerView:
     """Print which clients, libraries, API versions and topics are new or gone, and which rates doubled or halved.
 

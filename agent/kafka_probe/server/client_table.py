@@ -200,6 +200,7 @@ def _key_bytes(key: ClientKey) -> int:
 
 def _key(flow: FlowEvent) -> ClientKey:
     workload, client = flow["workload"], flow["client"]
+    # Only flows without a connection, which the table leaves out, have no addresses.
     address = (flow["local" if flow["side"] == "client" else "peer"] or "").rpartition(":")[0]
     process = workload["pid"], workload["start_time"]
     return ClientKey(flow["side"], *process, address, client["id"], client["software_name"], client["software_version"])
