@@ -22,9 +22,9 @@ from kafka_probe.time_limit import TimeLimit
 from kafka_probe.workloads.kubernetes import PodWatch
 
 _TOPICS_PER_EVENT = 1000
-# Losses that may have been closes or resets; events that the destination lost may have been, too.
-_MAY_HIDE_CLOSES = ("ring_full", "peer_limited", "program_skipped")
-_CLOSES_LIMITED = ("close_limit", "reset_limit")
+# Losses of the kernel and of the tracker that hide closes or resets; events that the destination lost hide them, too.
+_HIDDEN_BY_KERNEL = ("ring_full", "peer_limited", "program_skipped")
+_HIDDEN_BY_TRACKER = ("open_incomplete", "close_limit", "reset_limit")
 
 
 class _ConnectionCounts(NamedTuple):
@@ -60,7 +60,7 @@ class Reporter:
     @property
     def hidden_samples(self) -> int:
         """Return how many samples were lost that may have been closes or resets."""
-        return sum(self._kernel[name] for name in _MAY_HIDE_CLOSES)
+        return sum(self._kernel[name] for name in _HIDDEN_BY_KERNEL)
 
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts.
@@ -105,7 +105,7 @@ class Reporter:
 
     def _note_hidden(self, now_ns: int) -> None:
         hidden = self.hidden_samples + self._sender.lost()
-        hidden += sum(self._processor.tracker.losses[name] for name in _CLOSES_LIMITED)
+        hidden += sum(self._processor.tracker.losses[name] for name in _HIDDEN_BY_TRACKER)
         if hidden > self._hidden:
             self._hidden, self._complete_since_ns = hidden, now_ns
 

@@ -130,6 +130,16 @@ def test_since_when_no_end_was_lost_is_reported() -> None:
     assert after["complete_since"] == pytest.approx(at["complete_since"], abs=1000)  # by the clocks of its own report
 
 
+def test_a_first_sample_that_the_kernel_had_not_filled_may_hide_an_end() -> None:
+    fed, partly = Fed(), opened(1)
+    partly["size"] = 0
+    fed.see(partly, ended(1))
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert (fed.events("close"), agent["losses"]["open_incomplete"]) == ([], 1)
+    assert agent["complete_since"] is not None
+
+
 def test_events_are_numbered_without_gaps_across_intervals() -> None:
     fed = Fed("all")
     for conn in range(1, 600):

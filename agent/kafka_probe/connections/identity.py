@@ -43,20 +43,10 @@ def flow_id(server_side: bool, tx_base: int, rx_base: int) -> str:
     return f"{first:08x}{second:08x}"
 
 
-class UnknownFamilyError(ValueError):
-    """An address is neither IPv4 nor IPv6."""
-
-
 def endpoint(family: int, address: bytes, port: int) -> str:
-    """Return address:port; IPv6 in brackets, an IPv4-mapped address as IPv4.
-
-    Raises:
-        UnknownFamilyError: family is neither AF_INET nor AF_INET6.
-    """
+    """Return address:port; IPv6 in brackets, an IPv4-mapped address as IPv4."""
     if family == socket.AF_INET:
         return f"{socket.inet_ntop(family, address[:4])}:{port}"
-    if family != socket.AF_INET6:
-        raise UnknownFamilyError
     mapped = address.startswith(_IPV4_MAPPED)
     return endpoint(socket.AF_INET, address[12:], port) if mapped else f"[{socket.inet_ntop(family, address)}]:{port}"
 
@@ -77,11 +67,7 @@ _local = lru_cache(_SHARED)(endpoint)  # server ends mostly have the same local 
 
 
 def read_open(sample: Sample) -> tuple[Identity, Owner]:
-    """Return the identity and the owner from a sample whose data is OPEN_DATA: OPEN, OWNER, RESET or LISTEN.
-
-    Raises:
-        UnknownFamilyError: a reset sent the sample before the program that opened the connection had filled it.
-    """
+    """Return the identity and the owner from a sample whose data is OPEN_DATA: OPEN, OWNER, RESET or LISTEN."""
     data = unpack(sample, OPEN_DATA)
     server_side, family = bool(data["server_side"]), data["family"]
     identity = Identity(

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from kafka_probe.capture.sample import Protocol, Sample, SampleKind, Samples
+from kafka_probe.capture.sample import OPEN_DATA, Protocol, Sample, SampleKind, Samples
 from kafka_probe.connections import conntrack
 from kafka_probe.connections.activity import ACTIVITY_BYTES, ACTIVITY_LIMIT, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
@@ -17,7 +17,7 @@ from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
-from kafka_probe.connections.identity import Identity, UnknownFamilyError, read_open
+from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.listed import ListedConnections, ends_of
 from kafka_probe.connections.open_counts import OpenCounts
@@ -144,8 +144,10 @@ class Tracker:
     def take(self, sample: Sample) -> None:
         """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; ignore other kinds."""
         match int(sample["kind"]):
-            case SampleKind.OPEN | SampleKind.OWNER:
+            case SampleKind.OPEN | SampleKind.OWNER if sample["size"] == OPEN_DATA.itemsize:
                 self._take_owner(sample)
+            case SampleKind.OPEN | SampleKind.OWNER | 0:  # the kernel writes the size last
+                self.losses["open_incomplete"] += 1
             case SampleKind.REJECT:
                 connection = self._connections.get(int(sample["conn"]))
                 if connection:
@@ -357,11 +359,7 @@ class Tracker:
         return translations
 
     def _take_owner(self, sample: Sample) -> None:
-        try:
-            identity, owner = read_open(sample)
-        except UnknownFamilyError:
-            self.losses["open_incomplete"] += 1
-            return
+        identity, owner = read_open(sample)
         workload = self._workload(identity, owner)
         known = self._connections.get(identity.conn)
         if known:

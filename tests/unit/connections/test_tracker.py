@@ -54,8 +54,12 @@ def take(tracker: Tracker, *samples: Samples) -> None:
         tracker.take(sample[0])
 
 
-def test_a_first_sample_that_the_kernel_had_not_filled_is_a_loss(tracker: Tracker) -> None:
-    tracker.take(opened(family=0)[0])
+@pytest.mark.parametrize("fields", [("kind", "size"), ("size",)], ids=["all", "the last field"])
+def test_a_first_sample_that_the_kernel_had_not_filled_is_a_loss(tracker: Tracker, fields: tuple[str, ...]) -> None:
+    partly = opened()
+    for field in fields:
+        partly[field] = 0
+    tracker.take(partly[0])
     assert events(tracker) == []
     assert tracker.losses["open_incomplete"] == 1
     tracker.take(opened()[0])
