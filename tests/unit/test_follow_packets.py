@@ -154,6 +154,19 @@ def test_a_size_that_cannot_be_used_is_refused(size: str) -> None:
     assert "Invalid value for '--pcapng-bytes'" in result.stderr
 
 
+@pytest.mark.root
+def test_no_packets_are_written_through_a_link_or_into_a_file_of_another_user(tmp_path: Path) -> None:
+    file, link = tmp_path / "theirs.pcapng", tmp_path / "link.pcapng"
+    file.write_bytes(b"theirs")
+    link.symlink_to(file)
+    with pytest.raises(UsageError, match="cannot be written"), capture_output(str(link)):
+        pass
+    os.chown(file, 65534, 65534)
+    with pytest.raises(UsageError, match="belongs to another user"), capture_output(str(file)):
+        pass
+    assert file.read_bytes() == b"theirs"
+
+
 def test_packets_are_not_printed_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     try:

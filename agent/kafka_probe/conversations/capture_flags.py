@@ -17,6 +17,7 @@ from kafka_probe.errors import UsageError
 
 _DEFAULT_BYTES = 1 << 30
 _LEAST_BYTES = 64 << 10
+_TO_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _EXAMPLE = "--pcapng - | wireshark -k -i -"
 
 
@@ -45,7 +46,7 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     Only its owner may read a new file, which is removed if nothing was written.
 
     Raises:
-        UsageError: it cannot be written, or is a terminal.
+        UsageError: it cannot be written, is a terminal or a symbolic link, or belongs to another user.
     """
     if name == "-":
         _refuse_terminal(sys.stdout.isatty())
@@ -54,12 +55,15 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     path = Path(name)
     is_new = not path.exists()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode=0o600)
+        descriptor = os.open(path, _TO_APPEND, mode=0o600)
     except OSError as error:
         raise UsageError(f"The file {name!r} of --pcapng cannot be written: {error.strerror}.") from None
     try:
         with os.fdopen(descriptor, "ab") as file:
             _refuse_terminal(file.isatty())
+            found = os.fstat(descriptor)
+            if S_ISREG(found.st_mode) and found.st_uid != os.geteuid():
+                raise UsageError(f"The file {name!r} of --pcapng belongs to another user: name a new one.")
             yield file
     finally:
         with suppress(FileNotFoundError):
