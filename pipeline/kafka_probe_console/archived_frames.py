@@ -155,7 +155,7 @@ def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> l
         f"""
         SELECT agent_id, conn_id, flow_id, side FROM (
             SELECT f.agent_id, f.conn_id, f.flow_id, f.side, min(f.ts) AS began
-            FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL
+            FROM frames f WHERE {where} AND {_WITH_IDS} AND f.side IN ('client', 'server') GROUP BY ALL
         ) QUALIFY row_number() OVER (
             PARTITION BY coalesce(flow_id, agent_id || '/' || conn_id), side ORDER BY began, agent_id, conn_id
         ) <= ? ORDER BY began, agent_id, conn_id

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _GAP = "  "
 _MOST_OF_CELL = 40  # columns of a text on a terminal: a stranger may choose it
 _CUT = "…"
+_ABSENT = "-"  # in a heading, whose values have no names
 _LEAST_COLUMNS, _LEAST_OF_LINE = 40, 20
 _SPACES = re.compile(" {2,}")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -68,7 +69,7 @@ def blocks(answer: Answer, details: Details | None, heading: int, width: int | N
             yield ""
         cells = zip(answer.columns, row, strict=True)
         texts = [_SPACES.sub(" ", _text(column, value, MESSAGE_LIMIT)) for column, value in cells]
-        yield _fitted(_GAP.join(filter(None, texts[:heading])), width)
+        yield _fitted(_GAP.join(text or _ABSENT for text in texts[:heading]), width)
         of_own = ((name, printable(text, MESSAGE_LIMIT)) for name, text in own.items() if isinstance(text, str))
         for name, text in (*of_own, *zip(names, texts[heading:], strict=True)):
             for place, line in enumerate(_wrapped(text, width and width - indent)):

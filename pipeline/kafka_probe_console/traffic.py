@@ -1,8 +1,9 @@
 """The SQL of traffic: sums of rows, and what clients wrote to topics and read from them.
 
-Two ends may report a client, which counts once, by its own ends. If the brokers' ends have more requests of the same
-key, such as client id and group, than 110 % and ten of those at the client's ends, some connections are watched at the
-broker only: the difference is a row of its own. Smaller differences are the seconds between the reports of both ends.
+Two ends may report a client, which counts once, by its own ends. If the brokers' ends have more requests or bytes of
+the same key, such as client id and group, than 110 % and ten requests of those at the client's ends, some connections
+are watched at the broker only: the difference is a row of its own. Smaller differences are the seconds between the
+reports of both ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIRST, LAST = "least(window_start, now())", "least(window_end, now())"
 LIBRARY = "nullif(concat_ws(' ', software_name, software_version), '')"
 _MORE = "1.1::DOUBLE"
 """The brokers' ends count if they have more than so many times the requests of the client's own ends."""
-_FEW = 10
+_FEW = 10  # requests
 _OVERFLOWED = 2**63 - 1
 
 
@@ -61,7 +62,9 @@ def counted_once(uses: str, key: Sequence[str], own: Sequence[str], sums: Sequen
     """
     keys, others = (", ".join(f'"{name}"' for name in names) for names in (key, own))
     total = ", ".join(f"sum({name}) AS {name}" for name in sums)
-    more = "of_broker.{0} - least(coalesce(own.{0}, 0), of_broker.{0})"  # null stays null
+    rest = "of_broker.{0} - least(coalesce(own.{0}, 0), of_broker.{0})"  # null stays null
+    more = "of_broker.{0} > own.{0} * " + _MORE + f" + {_FEW} * own.{{0}} / greatest(own.requests, 1)"
+    watched_in_part = " OR ".join(more.format(name) for name in ("requests", "bytes") if name in sums)
     return f"""(
         WITH of_ends AS (
             SELECT {keys}, {others}, side, {total}, min(first) AS first, max(last) AS last FROM {uses} GROUP BY ALL
@@ -74,10 +77,10 @@ def counted_once(uses: str, key: Sequence[str], own: Sequence[str], sums: Sequen
         FROM of_ends WHERE side = 'client'
         UNION ALL BY NAME
         SELECT {", ".join(f'of_broker."{name}"' for name in key)}, 'server' AS side,
-            {", ".join(f"{bounded(more.format(name))} AS {name}" for name in sums)}, of_broker.first, of_broker.last
+            {", ".join(f"{bounded(rest.format(name))} AS {name}" for name in sums)}, of_broker.first, of_broker.last
         FROM (FROM of_sides WHERE side = 'server') of_broker LEFT JOIN (FROM of_sides WHERE side = 'client') own
             ON {same("of_broker", "own", key)}
-        WHERE own.requests IS NULL OR of_broker.requests > own.requests * {_MORE} + {_FEW}
+        WHERE own.requests IS NULL OR {watched_in_part}
     )"""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 1_000
-"""Most ends that a name may match. Of more, those that were reported last are shown: all their columns are read."""
+"""Most ends that are shown of those that a name matches, the last reported ones: all their columns are read."""
 _NEWEST = (
     *("flow_id", "side", "node", "local", "peer", "client_id", "library", "process", "workload", "group", "topics"),
     *("requests", "request_bytes", "response_bytes"),

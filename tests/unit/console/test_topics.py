@@ -80,6 +80,16 @@ def test_each_client_counts_once_by_its_own_ends_and_what_only_brokers_saw_is_a_
     assert (refused["client"], refused["refused_records"], refused["errors"]) == ("broker only", 7, 4)
 
 
+def test_a_few_large_reads_under_the_client_id_of_another_reader_are_a_row_of_their_own(tmp_path: Path) -> None:
+    of_brokers = traffic("server", "billing", "Fetch", 109, record_bytes=9_000_000)
+    write_rows(tmp_path, "traffic", [traffic("client", "billing", "Fetch", 100), of_brokers])
+    found = answered(topic, tmp_path, "orders")
+    assert [(row["side"], row["requests"], row["bytes"]) for row in found] == [
+        ("server", 9, 8_900_000),
+        ("client", 100, 100_000),
+    ]
+
+
 def test_readers_have_their_group_and_records_that_a_broker_sent_unread_are_unknown(tables: Path) -> None:
     of_broker, reader, replica, _ = answered(topic, tables, "orders", "--filter", "use = reads")
     assert (of_broker["client"], of_broker["group"], of_broker["requests"]) == ("reader", "fraud", 40)

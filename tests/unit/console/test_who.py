@@ -87,6 +87,12 @@ def test_a_connection_without_a_flow_id_is_one_of_its_own(tables: Path) -> None:
     assert (found["flow_id"], found["client"], found["conn_id"], found["state"]) == (None, None, "3", "open")
 
 
+def test_a_client_id_is_not_at_the_place_of_a_process_that_was_not_watched(tmp_path: Path) -> None:
+    write_rows(tmp_path, "opens", [end("server", "1", "java[412]", ago(minutes=30), flow_id="f1", workload=None)])
+    (first, *_) = asked(who, tmp_path, "java*").stdout.splitlines()
+    assert first.split("  ")[2:] == ["-", "java[412]"]
+
+
 def test_what_is_not_reported_any_more_is_found_at_its_time(tables: Path) -> None:
     with pytest.raises(KafkaProbeError, match=r"No connection of this time matches\. The nearest .* was at "):
         answered(who, tables, "old")
