@@ -104,8 +104,8 @@ def commands() -> None:
     """Show who uses Kafka brokers, on this host or from the pipeline's tables, and why connections end.
 
     Each setting of the agent, see `run --help`, can also be a variable (--ports is KAFKA_PROBE_PORTS) or a key of the
-    file that --config names. Secrets have no flag: sasl_plain_password, ssl_password and listen_token are such
-    variables or keys. KAFKA_PROBE_TABLES is --tables of the commands that read tables.
+    file that --config names. Secrets have no flag, only a variable or a key: sasl_plain_password, ssl_password and
+    listen_token. KAFKA_PROBE_TABLES is --tables of the commands that read tables.
     """
 
 

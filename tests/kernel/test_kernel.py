@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel import __main__ as matrix_program
-from tests.kernel import archive
+from tests.kernel import archive, matrix
 from tests.kernel.archive import kernel
 from tests.kernel.matrix import Run, Seen, Tried, differences
 from tests.lab.processes import LabError
@@ -50,6 +50,14 @@ def test_a_backend_that_is_tried_again_replaces_its_own_results(
     again = Run("fentry", "ring", "passed")
     assert kept("6.12.1", again) == [["fentry", "ring", "passed"], ["kprobe", "ring", "failed"]]
     assert kept("6.12.2", again) == [["fentry", "ring", "passed"]]
+
+
+@pytest.mark.parametrize(("passed", "result"), [(2, "passed"), (0, "failed")])
+def test_only_passed_tests_count(passed: int, result: str) -> None:
+    outcomes = {**{f"test_{n}": "passed" for n in range(passed)}, "test_skipped": "skipped"}
+    report = {"status": 0, "failures": {}, "tests": outcomes, "seconds": 1.0, "instructions": 5, "seen": {}}
+    run = matrix._read("fentry", "perf", json.dumps(report).encode(), Path("log")).run
+    assert (run.result, run.tests) == (result, passed)
 
 
 def test_without_the_keys_of_the_archive_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

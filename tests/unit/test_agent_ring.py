@@ -244,6 +244,23 @@ def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None
     assert [event["seq"] for event in sink.events] == list(range(len(sink.events)))
 
 
+def test_the_settings_are_loaded_after_the_turn_in_which_it_was_asked_for() -> None:
+    agent, in_handler, loaded = Agent(Config(node="node-1"), Kept()), [True], list[str]()
+
+    def load() -> Config:
+        loaded.append("in the handler" if in_handler else "after it")
+        return Config(node="node-1")
+
+    def signalled() -> None:  # as a signal's handler, which interrupts a turn
+        agent.reload(load)
+        agent.reload(load)
+        in_handler.clear()
+        agent.stop()
+
+    agent.run(NoPrograms(LateRing(3, signalled)), None)  # type: ignore[arg-type]  # stands in for the kernel
+    assert loaded == ["after it"]
+
+
 def test_a_turn_sends_a_part_of_a_report_even_if_the_interval_is_over() -> None:
     fed, ring = Fed(), WaitingRing()
     loop = loop_of(fed, NoPrograms(ring))
