@@ -22,6 +22,7 @@ from kafka_probe.events import RequestEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
+from kafka_probe.protocol.administration import ADMINISTRATION
 from kafka_probe.sending import Sender
 from kafka_probe.setting_types import ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
@@ -59,7 +60,8 @@ class Processor:
         self.reader = FrameReader(SUMMED, bounds)
         self._archive = Archive(config, self.tracker, self.names) if archives else None
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
-        self._exchanges: Exchanges | None = None
+        self._pairs_all = False
+        self._exchanges = self._new_exchanges()
         self._switch_exchanges()
 
     def consume(self, samples: Samples) -> None:
@@ -80,7 +82,7 @@ class Processor:
         self.produces.forget(conn)
         if self._archive and not self.tracker.awaits_close(conn):
             self._archive.forget(conn)
-        if connection and self._exchanges:
+        if connection:
             self._send(self._exchanges.forget_connection(connection, WallClock.now()))
 
     def settle(self, until_ns: int) -> None:
@@ -144,10 +146,11 @@ class Processor:
         if self._archive:
             self._sender.send_frames(self._archive.select(frames, batch))
         self._brokers.read_on()
-        if self._exchanges:
-            self._send(self._exchanges.pair(batch, WallClock.now()))
-        else:
+        if not self._pairs_all:
             self.load_shedding.skip(batch)
+            batch = [frames for frames in batch if frames.shape.facts.api_key in ADMINISTRATION]
+        if batch:
+            self._send(self._exchanges.pair(batch, WallClock.now()))
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
                 self.tracker.close(sample)
@@ -158,16 +161,12 @@ class Processor:
         self._sender.send(self.load_shedding.wanted(events))
 
     def _switch_exchanges(self) -> None:
-        """Start or stop building exchanges. They cost more than counting frames, so only `request` events need them."""
-        if self.load_shedding.requests and not self._exchanges:
-            self._exchanges = Exchanges(
-                self.tracker,
-                self.names,
-                self._bounds.exchanges_bytes,
-                self._request_losses,
-                internal=self._internal_requests,
-            )
-            self.reader.set_measures((*SUMMED, *MEASURED))
-        elif self._exchanges and not self.load_shedding.requests:
-            self._exchanges = None
-            self.reader.set_measures(SUMMED)
+        """Pair all requests, or only those of administration: pairing costs more than counting frames."""
+        if self.load_shedding.requests != self._pairs_all:
+            self._pairs_all = self.load_shedding.requests
+            self._exchanges = self._new_exchanges()
+            self.reader.set_measures((*SUMMED, *MEASURED) if self._pairs_all else SUMMED)
+
+    def _new_exchanges(self) -> Exchanges:
+        limit_bytes, losses = self._bounds.exchanges_bytes, self._request_losses
+        return Exchanges(self.tracker, self.names, limit_bytes, losses, internal=self._internal_requests)

@@ -88,9 +88,19 @@ _TRAFFIC = pa.schema(
         *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency", "codecs")),
     ]
 )
+_PARTITION = pa.struct([("topic", _TEXT), ("topic_id", _TEXT), ("partition", _LONG), ("error", _LONG)])
+_REQUESTS = pa.schema(
+    [
+        *(("date", pa.date32()), ("ts", _TIME), ("received_ts", _TIME), ("client", _CLIENT), ("workload", _OWNER)),
+        *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
+        *((name, _TEXT) for name in ("api", "group", "status")),
+        *((name, _LONG) for name in ("api_key", "api_version", "correlation_id", "response_bytes", "latency_us")),
+        *(("error_names", pa.map_(_TEXT, _LONG)), ("topics", pa.list_(_PARTITION))),
+    ]
+)
 _TOPIC_NAMES = pa.schema([("date", pa.date32()), ("ts", _TIME), ("topic_id", _TEXT), ("topic", _TEXT)])
 _ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS, "opens": _OPENS, "closes": _CLOSES}
-_ANSWERED |= {"traffic": _TRAFFIC, "topic_names": _TOPIC_NAMES}
+_ANSWERED |= {"traffic": _TRAFFIC, "topic_names": _TOPIC_NAMES, "requests": _REQUESTS}
 
 
 def write_tables(

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_pipeline.tables import TABLES
 from tests.builders.spark_events import (
     BROKER,
@@ -39,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = {
     "traffic": 4,
     "topic_names": 1,
-    "requests": 1,
+    "requests": 2,
     "opens": 6,
     "closes": 3,
     "verdicts": 1,
@@ -61,9 +62,9 @@ def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: Spar
     ends = [opened(CLIENT), opened(BROKER), closed(CLIENT, **killed), closed(BROKER), *(opened(CLIENT, 2),) * 2]
     listed: dict[str, Any] = {"flow_id": None, "found": "listed"}
     ends += [opened(BROKER, 3, **listed), opened(BROKER, 4, **listed), closed(BROKER, 4, **listed)]
-    asked = requested(CLIENT)
+    asked, created = requested(CLIENT), requested(CLIENT, api="CreateTopics", api_key=ApiKey.CREATE_TOPICS)
     reports = [agent_event(end, until_s=second) for end in (CLIENT, BROKER) for second in (121, 126)]
-    run.send_events(flow(2), *ends, asked, asked, *reports)
+    run.send_events(flow(2), *ends, asked, asked, created, *reports)
     run.once(spark, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
     return run.output
 
@@ -110,7 +111,7 @@ def test_the_documented_question_for_open_connections_finds_each_end_once(
 @pytest.mark.parametrize(
     "question",
     [
-        *("agents", "clients", "connections", "disconnects", "map", "map --dot", "producers"),
+        *("admin", "agents", "clients", "connections", "disconnects", "map", "map --dot", "producers"),
         *("storms", "topic orders", "topics", "upgrade --to 4.0", "who java", "why"),
     ],
 )

@@ -22,6 +22,7 @@ from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.builders.samples import (
     Samples,
+    by_hand,
     closed,
     ended,
     message,
@@ -99,6 +100,18 @@ def test_names_that_were_learned_are_reported_before_the_flows_once() -> None:
     assert reported["topics"] == [{"topic": TOPIC, "topic_id": TOPIC_ID.hex}]
     kinds = [event["kind"] for event in fed.events()]
     assert kinds.index("topics") < kinds.index("flow")
+
+
+def test_requests_that_change_a_cluster_are_events_by_default() -> None:
+    fed, topic = Fed(), {"Name": "invoices"}
+    fed.see(opened(), request(METADATA, 12, correlation_id=1), by_hand("CreateTopics", 5, {"Topics": [topic]}))
+    exists = {"Topics": [{**topic, "ErrorCode": 36}]}
+    fed.see(response(METADATA, 12, correlation_id=1), by_hand("CreateTopics", 5, exists, answer=True, latency_us=7))
+    fed.see(by_hand("DeleteTopics", 4, {"TopicNames": ["invoices"]}, correlation_id=3), ended())
+    answered, unanswered = fed.events("request")
+    assert (answered["api"], answered["latency_us"]) == ("CreateTopics", 7)
+    assert [(row["topic"], row["error"]) for row in answered["topics"]] == [("invoices", 36)]
+    assert (unanswered["api"], unanswered["response_bytes"]) == ("DeleteTopics", None)
 
 
 def test_a_local_sink_gets_the_events_of_the_destination_and_its_losses_hide_no_ends_from_the_topic() -> None:

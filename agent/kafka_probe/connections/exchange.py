@@ -1,4 +1,4 @@
-"""Exchanges: a request with its response, for the `request` events. Built only while the agent sends those events.
+"""Exchanges: a request with its response, for the `request` events.
 
 Kafka answers the requests of a connection in order. The kernel has matched each response to its request, so the
 correlation id finds the request here.
