@@ -42,7 +42,7 @@ SET_BY_THE_CHART = {"conntrack", "kubernetes", "node", "ready_file"}
 
 WHEN = {
     "flow": "once per interval, per connection, API and version",
-    "request": "per exchange, with `--requests`",
+    "request": "per request that changes the cluster; with `--requests`, per exchange that it chooses",
     "open": "when a connection is seen first, again when one that was listed gets its flow id, and once per "
     "`--open-interval-s` while it is open",
     "close": "when an end of a connection is closed, a second later",

@@ -1,8 +1,8 @@
-"""Decides how much detail the agent reports: which exchanges become events, and whether flows name their topics.
+"""Decides how much detail the agent reports: which requests become events, and whether flows name their topics.
 
 While the capture thread takes more CPU time than its limit, this module leaves out detail: first `request` events,
 then topics. Detail returns when the CPU time allows. Counts are never left out, and neither are the events of requests
-that change a cluster, up to a number per interval.
+that change a cluster: `connections/exchange.py` has a limit for them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ from collections.abc import Iterable, Iterator
 
 from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.events import RequestEvent
-from kafka_probe.peer_limits import Shares, peer_of_event
 from kafka_probe.protocol.administration import ADMINISTRATION
 from kafka_probe.setting_types import ExchangeSelection
 
 LOSSES = {
     "request_shed": "requests not considered for events, because the capture thread took more CPU than `--cpu-limit`",
-    "administration_limit": "requests that change a cluster without an event, beyond 1000 in an interval",
 }
 # Detail returns after _CALM_INTERVALS in a row below half of the limit. Each return doubles the number, up to
 # _MOST_CALM_INTERVALS; it is reset once the load stays low with full detail. Detail also returns after
 # _MOST_CALM_INTERVALS in a row below the limit: a load between half and all of the limit must not disable it forever.
 _CALM_INTERVALS, _MOST_CALM_INTERVALS = 3, 96
-MOST_ADMINISTRATION = 1000  # events in an interval of requests that change a cluster; anybody can send such requests
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +33,6 @@ class LoadShedding:
     def __init__(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self._seen = 0
-        self._begin()
         self.reconfigure(requests, cpu_limit)
 
     def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
@@ -54,7 +50,7 @@ class LoadShedding:
 
     @property
     def requests(self) -> bool:
-        """Return True if exchanges become events."""
+        """Return True if requests of all APIs may become events."""
         return self._requests.which != "off" and not self._taken
 
     @property
@@ -64,7 +60,6 @@ class LoadShedding:
 
     def adapt(self, cpu_share: float) -> None:
         """Decide from the last interval's share of a core what the next interval leaves out."""
-        self._begin()
         if self._limit is None:
             return
         if cpu_share > self._limit:
@@ -88,28 +83,18 @@ class LoadShedding:
             self._calm_intervals = _CALM_INTERVALS
 
     def skip(self, batch: Iterable[Frames]) -> None:
-        """Count the responses among frames that become no events."""
+        """Count the responses among frames that become no events, because that was left out."""
         if self._requests.which != "off":
-            self.losses["request_shed"] += sum(len(frames.index) for frames in batch if frames.shape.facts.response)
+            left_out = (frames for frames in batch if frames.shape.facts.api_key not in ADMINISTRATION)
+            self.losses["request_shed"] += sum(len(frames.index) for frames in left_out if frames.shape.facts.response)
 
     def wanted(self, events: Iterable[RequestEvent]) -> Iterator[RequestEvent]:
-        """Return the events that the settings select, and those of administration within their limit."""
+        """Return the events that the settings select, and those of administration."""
         return filter(self._wants, events)
-
-    def _begin(self) -> None:
-        """Begin an interval."""
-        self._administration, self._shares = 0, Shares(MOST_ADMINISTRATION)
-
-    def _fits(self, event: RequestEvent) -> bool:
-        used = self._administration
-        fits = used < MOST_ADMINISTRATION and self._shares.take(peer_of_event(event) or "", 1, used)
-        self._administration += fits
-        self.losses["administration_limit"] += not fits
-        return fits
 
     def _wants(self, event: RequestEvent) -> bool:
         if event["api_key"] in ADMINISTRATION:
-            return self._fits(event)
+            return True
         match self._requests.which:
             case "errors":
                 return bool(event["errors"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from kafka_probe.archive.archive import Archive
 from kafka_probe.capture.sample import SampleKind, Samples
 from kafka_probe.config import Config
-from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import MEASURED, Exchanges
@@ -22,7 +20,6 @@ from kafka_probe.events import RequestEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
-from kafka_probe.protocol.administration import ADMINISTRATION
 from kafka_probe.sending import Sender
 from kafka_probe.setting_types import ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
@@ -31,8 +28,9 @@ from kafka_probe.workloads import WorkloadResolver
 class Processor:
     """Owns the modules that samples pass, and passes batches of samples through them.
 
-    Exchanges become events at once, if the settings ask for them. All else is kept for the report of the interval.
-    internal_requests: build exchanges of kafka-probe's own connections as well. archives: send frames to the archive.
+    Requests of administration become events at once, as do others if the settings choose them. All else is kept for the
+    report of the interval. internal_requests: also those of kafka-probe's own connections. archives: send frames to the
+    archive.
     """
 
     def __init__(
@@ -45,9 +43,7 @@ class Processor:
         internal_requests: bool,
         archives: bool,
     ) -> None:
-        self._internal_requests = internal_requests
         self._sender = sender
-        self._bounds = bounds
         self._resolver = resolver
         self.names = TopicNames(bounds.topic_names_bytes)
         self._brokers = BrokerFiles(self.names, resolver)
@@ -59,9 +55,8 @@ class Processor:
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)
         self._archive = Archive(config, self.tracker, self.names) if archives else None
-        self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
-        self._pairs_all = False
-        self._exchanges = self._new_exchanges()
+        self.exchanges = Exchanges(self.tracker, self.names, bounds.exchanges_bytes, internal=internal_requests)
+        self._pairs_all: bool | None = None
         self._switch_exchanges()
 
     def consume(self, samples: Samples) -> None:
@@ -82,8 +77,8 @@ class Processor:
         self.produces.forget(conn)
         if self._archive and not self.tracker.awaits_close(conn):
             self._archive.forget(conn)
-        if connection:
-            self._send(self._exchanges.forget_connection(connection, WallClock.now()))
+        if connection and self.exchanges.waits(conn):
+            self._send(self.exchanges.forget_connection(connection, WallClock.now()))
 
     def settle(self, until_ns: int) -> None:
         """Settle closes up to this time: count what brokers refused by them, archive last frames.
@@ -109,6 +104,7 @@ class Processor:
     def adapt(self, cpu_share: float) -> None:
         """Adapt the detail of the next interval to the last interval's share of a core."""
         self.load_shedding.adapt(cpu_share)
+        self.exchanges.begin_interval()
         self._switch_exchanges()
 
     def losses(self) -> dict[str, int]:
@@ -122,9 +118,10 @@ class Processor:
             self.flows,
             self.load_shedding,
             self.names,
+            self.exchanges,
             *archive,
         )
-        return {reason: n for module in modules for reason, n in module.losses.items()} | self._request_losses
+        return {reason: n for module in modules for reason, n in module.losses.items()}
 
     def counters(self) -> dict[str, int]:
         """Return the counters of all these modules since the start, by name."""
@@ -148,9 +145,8 @@ class Processor:
         self._brokers.read_on()
         if not self._pairs_all:
             self.load_shedding.skip(batch)
-            batch = [frames for frames in batch if frames.shape.facts.api_key in ADMINISTRATION]
-        if batch:
-            self._send(self._exchanges.pair(batch, WallClock.now()))
+        if chosen := self.exchanges.chosen(batch):
+            self._send(self.exchanges.pair(chosen, WallClock.now()))
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
                 self.tracker.close(sample)
@@ -164,9 +160,5 @@ class Processor:
         """Pair all requests, or only those of administration: pairing costs more than counting frames."""
         if self.load_shedding.requests != self._pairs_all:
             self._pairs_all = self.load_shedding.requests
-            self._exchanges = self._new_exchanges()
+            self.exchanges.pair_all(pair_all=self._pairs_all)
             self.reader.set_measures((*SUMMED, *MEASURED) if self._pairs_all else SUMMED)
-
-    def _new_exchanges(self) -> Exchanges:
-        limit_bytes, losses = self._bounds.exchanges_bytes, self._request_losses
-        return Exchanges(self.tracker, self.names, limit_bytes, losses, internal=self._internal_requests)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kafka_probe.protocol.administration import ADMINISTRATION
-from kafka_probe_console.answer_command import internal_flag, prints_view
+from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.end_columns import library_of, not_internal, process_of, workload_of
+from kafka_probe_console.end_columns import library_of, process_of, workload_of
 from kafka_probe_console.errors import TableError
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
@@ -17,6 +17,13 @@ from kafka_probe_console.views import AnswerView, within
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
+_TIME = "least(ts, received_ts)"
+"""The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
+_NAME = "coalesce(t.topic, t.topic_id)"
+_ENTRY = f"concat({_NAME}, ':', t.partition)"
+_SAME = """one.flow_id = answered.flow_id AND one.correlation_id = answered.correlation_id AND one.api = answered.api
+    AND one.use = answered.use AND one.topics IS NOT DISTINCT FROM answered.topics"""
+"""The condition that both ends report the same request."""
 _ADMINISTRATION = f"api_key IN ({', '.join(str(int(key)) for key in sorted(ADMINISTRATION))})"
 _KNOWN = f"SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM requests WHERE {_ADMINISTRATION}"
 
@@ -28,39 +35,52 @@ Examples:
   kafka-probe admin --tables kafka-probe-output --filter "topics ~ '*orders*'"
 """
 )
-@internal_flag
 @prints_view()
-def admin(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
+def admin(tables: OpenTables, period: Period) -> AnswerView:
     """Print who changed topics, permissions, quotas, configurations, groups or offsets, and with which result.
 
-    `result`: ok, Kafka's names of errors, or no response. It is unknown for APIs of which only headers leave the
-    kernel, such as those of configurations.
+    `result`: ok, Kafka's names of errors, `partly` if not all failed, or that no response was seen. It is unknown for
+    APIs of which only headers leave the kernel, such as those of configurations. Offsets that OffsetCommit sets are not
+    printed.
     """
     if not tables.add("requests"):
         tables.require("traffic")
         raise TableError("The tables have no request that changed a cluster: there is no table requests yet.")
-    where, values = within("ts", period)
+    where, values = within(_TIME, period)
     sql = f"""
         WITH changes AS (
-            SELECT least(ts, received_ts) AS time, api, client.id AS client, side, local, peer, node, api_version,
-                {_joined("list_distinct(list_transform(topics, lambda t: coalesce(t.topic, t.topic_id)))")} AS topics,
-                "group", flow_id, correlation_id, latency_us / 1000 AS latency_ms, {library_of("client")} AS library,
+            SELECT {_TIME} AS time, api, client.id AS client, side, local, peer, node, api_version, "group", flow_id,
+                correlation_id, latency_us / 1000 AS latency_ms, {library_of("client")} AS library,
                 {process_of()} AS process, {workload_of(tables, "requests")} AS workload,
-                CASE
-                    WHEN response_bytes IS NULL THEN 'no response'
-                    WHEN len(error_names) > 0 THEN {_joined("list_transform(error_names, lambda one: one.key)")}
+                {_joined(f"list_transform(topics, lambda t: {_NAME})")} AS topics,
+                list_distinct(list_transform(topics, lambda t: {_ENTRY})) AS entries,
+                list_distinct(list_transform(list_filter(topics, lambda t: t.error != 0), lambda t: {_ENTRY}))
+                    AS failed,
+                {_joined("list_transform(error_names, lambda one: one.key)")} AS errors, status,
+                response_bytes IS NOT NULL AS is_answered,
+                -- A client may use a correlation id again.
+                row_number() OVER (PARTITION BY agent_id, conn_id, correlation_id, api ORDER BY ts, seq) AS use
+            FROM requests WHERE {where} AND {_ADMINISTRATION}
+        ),
+        results AS (
+            SELECT * EXCLUDE (entries, failed, errors, status), concat_ws(' ', CASE
+                    WHEN NOT is_answered THEN 'no response seen'
+                    WHEN len(failed) BETWEEN 1 AND len(entries) - 1 THEN 'partly: ' || errors
+                    WHEN errors IS NOT NULL THEN errors
                     WHEN status = 'complete' THEN 'ok'
-                END AS result
-            FROM requests WHERE {where} AND {_ADMINISTRATION} AND {not_internal("client.id", internal=internal)}
-        )
-        SELECT time, api, client, topics, "group", result, latency_ms, library, api_version,
-            if(side = 'client', process, NULL) AS process, if(side = 'client', workload, NULL) AS workload,
-            if(side = 'client', node, NULL) AS node, if(side = 'client', local, peer) AS address,
-            if(side = 'client', peer, local) AS broker, side
-        FROM changes WHERE side = 'client' OR NOT EXISTS (
-            FROM changes own WHERE own.side = 'client' AND own.flow_id = changes.flow_id
-                AND own.correlation_id = changes.correlation_id AND own.api = changes.api
-        )
+                END, if(status IN ('complete', 'header_only'), NULL, '(' || status || ')')) AS result
+            FROM changes
+        ),
+        of_brokers AS (FROM results WHERE side = 'server'),
+        of_clients AS (FROM results WHERE side = 'client')
+        SELECT one.* REPLACE (nullif(coalesce(answered.result, one.result), '') AS result,
+                coalesce(answered.latency_ms, one.latency_ms) AS latency_ms),
+            one.local AS address, one.peer AS broker
+        FROM of_clients one LEFT JOIN of_brokers answered ON {_SAME} AND NOT one.is_answered AND answered.is_answered
+        UNION ALL BY NAME
+        SELECT answered.* REPLACE (nullif(result, '') AS result, NULL AS process, NULL AS workload, NULL AS node),
+            peer AS address, local AS broker
+        FROM of_brokers answered ANTI JOIN of_clients one ON {_SAME}
     """
     return AnswerView(
         sql=sql,
@@ -79,5 +99,5 @@ def admin(tables: OpenTables, period: Period, *, internal: bool) -> AnswerView:
 
 
 def _joined(names: str) -> str:
-    """Return the SQL of a list of names as one text, null without any."""
-    return f"nullif(array_to_string(list_sort({names}), ', '), '')"
+    """Return the SQL of a list of names as one text, each once, null without any."""
+    return f"nullif(array_to_string(list_sort(list_distinct({names})), ', '), '')"

@@ -95,6 +95,7 @@ _REQUESTS = pa.schema(
         *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
         *((name, _TEXT) for name in ("api", "group", "status")),
         *((name, _LONG) for name in ("api_key", "api_version", "correlation_id", "response_bytes", "latency_us")),
+        ("seq", _LONG),
         *(("error_names", pa.map_(_TEXT, _LONG)), ("topics", pa.list_(_PARTITION))),
     ]
 )

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe import flows, load_shedding, loop, text
+from kafka_probe import flows, loop, text
 from kafka_probe.archive import recorder
 from kafka_probe.capture import compiler, perfbuf
 from kafka_probe.config import Config
-from kafka_probe.connections import activity, conntrack, open_counts, pending_closes, tracker
+from kafka_probe.connections import activity, conntrack, exchange, open_counts, pending_closes, tracker
 from kafka_probe.memory import (
     ARCHIVE_WAITING_BYTES,
     BORROWED_BYTES,
@@ -126,7 +126,8 @@ MEMORY = (
     f"Texts have {facts.TEXT_CHARACTERS} bytes, or {facts.TEXT_CHARACTERS // 4} characters",
     f"have {workload.TEXT_CHARACTERS:,} characters, or {workload.TEXT_CHARACTERS // 4} beyond Latin-1",
     f"{in_words(DECODED_AT_ONCE / MIB).capitalize()} of a MiB of frames is decoded at once",
-    f"the {load_shedding.MOST_ADMINISTRATION:,} events per interval of requests that change a cluster",
+    f"an eighth of the {exchange.MOST_ADMINISTRATION:,} topics and partitions in events of requests that change a",
+    f"An event counts as {exchange.EVENT_ENTRIES} more",
     f"A report is sent in parts of {mib(IN_HAND_BYTES)} MiB",
     f"A report takes an interval, or {loop._LEAST_REPORT_S:g} s if that is longer",
     f"seconds for {conntrack.ASKED_AT_ONCE:,} queries",

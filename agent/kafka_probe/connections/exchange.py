@@ -1,5 +1,7 @@
 """Exchanges: a request with its response, for the `request` events.
 
+By default only requests of administration are paired, within a limit, because anybody can send them: `pair_all`.
+
 Kafka answers the requests of a connection in order. The kernel has matched each response to its request, so the
 correlation id finds the request here.
 """
@@ -12,22 +14,30 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, cast
 
+from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import RequestEvent, RequestParameters, RequestTopic, WallClock, codec_name
 from kafka_probe.memory import DEFAULT
+from kafka_probe.peer_limits import Shares
+from kafka_probe.protocol.administration import ADMINISTRATION
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, Facts, Measure, MeasureKind, SetStatus, Shape, Status, shape_bytes
 from kafka_probe.protocol.schemas import apis
 
 LOSSES = {
-    "request_limit": "requests without an event, because those in flight exceed `--memory-limit`",
-    "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions",
+    "request_limit": "`request` events without their response, because requests in flight exceed `--memory-limit`",
+    "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions, or names with "
+    "262,144 characters",
+    "administration_limit": "requests that change a cluster without an event, because those of an interval exceed the "
+    "limit, or the share of their peer",
 }
-ROWS = 4096  # most entries of topics and partitions in an event
+ROWS, CHARACTERS = 4096, 1 << 18  # most entries of topics and partitions in an event, and most characters of names
+MOST_ADMINISTRATION = 4096  # entries in an interval, if only requests of administration are paired
+EVENT_ENTRIES = 4  # as many entries take the memory of an event without topics
 _WAITING_BYTES = 512  # memory of a waiting request besides its shape
 _MeasureName = Literal["offset", "high_watermark", "records", "batches", "bytes", "producer_id"]
 _MEASURED: dict[MeasureKind, _MeasureName] = {
@@ -56,15 +66,16 @@ class Frame:
     values: list[int]
 
 
-_Exchange = tuple[int, Frame, Frame | None]
-"""Correlation id, request and response; None: there was no response."""
+_Exchange = tuple[Connection, int, Frame, Frame | None]
+"""Connection, correlation id, request and response; None: no response was seen."""
+_MAY_BE_CHOSEN = ADMINISTRATION | {NO_API}  # responses whose API is not known belong to any request
 
 
 class Exchanges:
     """Pairs requests with responses. Only requests in flight wait: a response also ends the requests before it.
 
-    Beyond `limit_bytes` it drops all requests of the connection that has had waiting requests for the longest time.
-    losses: the counts to continue, by the names of LOSSES. internal: pair kafka-probe's own requests as well.
+    Beyond `limit_bytes` the requests of the connection that has had waiting requests for the longest time end without
+    a response. internal: pair kafka-probe's own requests as well; those of administration are paired in any case.
     """
 
     def __init__(
@@ -72,17 +83,35 @@ class Exchanges:
         tracker: Tracker,
         names: TopicNames,
         limit_bytes: int = DEFAULT.exchanges_bytes,
-        losses: Counter[str] | None = None,
         *,
         internal: bool = False,
     ) -> None:
         self._internal = internal
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self.losses = Counter(dict.fromkeys(LOSSES, 0)) if losses is None else losses
+        self._all = True
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        self.begin_interval()
         self._tracker = tracker
         self._names = names
         self._waiting: dict[int, dict[int, Frame]] = {}
+
+    def pair_all(self, *, pair_all: bool) -> None:
+        """Pair all requests, or only those of administration, within MOST_ADMINISTRATION entries per interval."""
+        self._all = pair_all
+        if not pair_all:
+            for conn, waiting in [*self._waiting.items()]:
+                for correlation_id, request in [*waiting.items()]:
+                    if request.shape.facts.api_key not in ADMINISTRATION:
+                        self._take_out(conn, correlation_id)
+
+    def begin_interval(self) -> None:
+        """Begin an interval of the limit for requests of administration."""
+        self._entries, self._shares = 0, Shares(MOST_ADMINISTRATION)
+
+    def chosen(self, batch: list[Frames]) -> list[Frames]:
+        """Return the frames of a batch that may be of exchanges to pair: all, or those of administration."""
+        return batch if self._all else [frames for frames in batch if frames.shape.facts.api_key in _MAY_BE_CHOSEN]
 
     def pair(self, batch: list[Frames], clock: WallClock) -> Iterator[RequestEvent]:
         """Yield an event for each exchange that a batch of frames completes, in the order of the frames."""
@@ -98,9 +127,15 @@ class Exchanges:
         frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))
         for sample, frame in frames:
             connection = self._tracker.get(int(sample["conn"]))
-            if connection and (self._internal or not connection.internal):
-                for correlation_id, request, response in self._take(connection, int(sample["correlation_id"]), frame):
-                    yield self._event(connection, correlation_id, request, response, clock)
+            if connection and (
+                self._internal or not connection.internal or frame.shape.facts.api_key in ADMINISTRATION
+            ):
+                for exchange in self._take(connection, int(sample["correlation_id"]), frame):
+                    yield self._event(*exchange, clock)
+
+    def waits(self, conn: int) -> bool:
+        """Return True if requests of a connection, by the kernel's id, wait for their responses."""
+        return conn in self._waiting
 
     def forget_connection(self, connection: Connection, clock: WallClock) -> Iterator[RequestEvent]:
         """Yield an event for each request that had no response when the connection ended."""
@@ -116,17 +151,37 @@ class Exchanges:
             if correlation_id in waiting:
                 # Earlier requests that still wait have lost their responses.
                 for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
-                    yield passed, self._take_out(conn, passed), None
-                yield correlation_id, self._take_out(conn, correlation_id), frame
+                    yield connection, passed, self._take_out(conn, passed), None
+                yield connection, correlation_id, self._take_out(conn, correlation_id), frame
         elif facts.api_key == ApiKey.PRODUCE and facts.acks == 0:
-            yield correlation_id, frame, None
+            yield connection, correlation_id, frame, None
         else:
-            if correlation_id in waiting:
-                self._take_out(conn, correlation_id)
-            self._waiting.setdefault(conn, {})[correlation_id] = frame
-            self._held_bytes += _size(frame)
+            if correlation_id in waiting:  # a client may use an id again, and only one can have the response
+                yield connection, correlation_id, self._take_out(conn, correlation_id), None
+            if self._admits(connection, facts):
+                self._waiting.setdefault(conn, {})[correlation_id] = frame
+                self._held_bytes += _size(frame)
             while self._held_bytes > self._limit_bytes:
-                self.losses["request_limit"] += len(self._forget(next(iter(self._waiting))))
+                yield from self._evict(next(iter(self._waiting)))
+
+    def _admits(self, connection: Connection, facts: Facts) -> bool:
+        """Return True if a request is paired; count one of administration beyond the limit or the share of its peer."""
+        if self._all:
+            return True
+        named = sum(max(len(topic.partitions), 1) for topic in facts.topics)
+        # At most half, so that a request that names very many is paired if there are few others.
+        entries, used = min(EVENT_ENTRIES + named, MOST_ADMINISTRATION // 2), self._entries
+        fits = used + entries <= MOST_ADMINISTRATION and self._shares.take(connection.sharing_peer, entries, used)
+        self._entries += entries * fits
+        self.losses["administration_limit"] += not fits
+        return fits
+
+    def _evict(self, conn: int) -> Iterator[_Exchange]:
+        connection = self._tracker.get(conn)
+        for correlation_id, request in self._forget(conn).items():
+            self.losses["request_limit"] += 1
+            if connection:
+                yield connection, correlation_id, request, None
 
     def _take_out(self, conn: int, correlation_id: int) -> Frame:
         request = self._waiting[conn].pop(correlation_id)
@@ -146,6 +201,7 @@ class Exchanges:
         facts = request.shape.facts
         answered = response.shape.facts if response else None
         api = apis().get(facts.api_key)
+        topics, cut = self._topics(connection, request, response)
         return {
             "kind": "request",
             **connection.facts(),
@@ -159,27 +215,36 @@ class Exchanges:
             "throttle_ms": _throttle_ms(response) if response else None,
             "group": connection.group(facts.api_key, facts.groups),
             **_parameters(request, response),
-            "status": _status(facts, answered),
+            "status": Status.TRUNCATED.value if cut else _status(facts, answered),
             "stopped_at": facts.stopped_at or (answered.stopped_at if answered else None),
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
             "error_names": {ERROR_NAMES.get(code, str(code)): n for code, n in answered.errors} if answered else {},
-            "topics": self._topics(connection, request, response),
+            "topics": topics,
             "ts": clock.epoch_us((response or request).ts_ns),
         }
 
-    def _topics(self, connection: Connection, request: Frame, response: Frame | None) -> list[RequestTopic]:
-        """Return one entry per topic and partition of both frames; values of the response take precedence."""
+    def _topics(
+        self, connection: Connection, request: Frame, response: Frame | None
+    ) -> tuple[list[RequestTopic], bool]:
+        """Return one entry per topic and partition of both frames, and whether some are left out.
+
+        Values of the response take precedence.
+        """
         rows: dict[tuple[str | None, str | None, int | None], RequestTopic] = {}
-        cut = False
+        cut, characters = False, 0
 
         def row(name: str | None, topic_id: str | None, partition: int | None) -> RequestTopic:
-            nonlocal cut
+            nonlocal cut, characters
             key = name, topic_id, partition
+            if key in rows:
+                return rows[key]
             new: RequestTopic = {"topic": name, "topic_id": topic_id, "partition": partition, "error": 0}
-            if key not in rows and len(rows) == ROWS:
+            characters += len(name or "")
+            if len(rows) == ROWS or characters > CHARACTERS:
                 cut = True
-                return new
-            return rows.setdefault(key, new)
+            else:
+                rows[key] = new
+            return new
 
         for frame in (request, response) if response else (request,):
             facts = frame.shape.facts
@@ -197,7 +262,7 @@ class Exchanges:
                     sent = row(*resolved[record_set.topic], record_set.partition)
                     sent["codec"], sent["transactional"] = codec_name(record_set.codec), record_set.transactional
         self.losses["request_topic_limit"] += cut
-        return list(rows.values())
+        return list(rows.values()), cut
 
 
 def _size(frame: Frame) -> int:

@@ -6,7 +6,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 
 ADMINISTRATION = frozenset(
     {
-        *(ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_RECORDS),
+        *(ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS),
         *(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ALTER_CLIENT_QUOTAS),
         *(ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS, ApiKey.ALTER_USER_SCRAM_CREDENTIALS),
         *(ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN),
@@ -16,4 +16,5 @@ ADMINISTRATION = frozenset(
         *(ApiKey.UPDATE_FEATURES, ApiKey.UNREGISTER_BROKER, ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER),
     }
 )
-"""Offsets that OffsetCommit changes are not among them: consumers without a group's membership commit so, too."""
+"""Without OffsetCommit, because consumers that are no members of a group commit as tools do, and without DeleteRecords,
+by which Kafka Streams empties its repartition topics every half minute."""

@@ -11,6 +11,9 @@ from enum import Enum, auto
 
 from kafka_probe.protocol.facts import Fact, MeasureKind
 
+_NO_FAILURE = "TopicConfigErrorCode"
+"""The field of a topic that was created, but whose configuration the client may not describe."""
+
 
 class Part(Enum):
     """The role of a field that is neither a Fact nor a measure. The facts have an attribute for each."""
@@ -69,7 +72,7 @@ def scopes_inside(name: str, members: frozenset[str], scope: Scope) -> tuple[Sco
 
 def role_of(name: str, parent: str, scope: Scope) -> Role | None:
     """Return the role of a field that is not a struct, or None if the field is skipped."""
-    if name.endswith("ErrorCode"):
+    if name.endswith("ErrorCode") and name != _NO_FAILURE:
         return Part.ERROR
     table = _ROLES[scope]
     return table.get(f"{parent}.{name}", table.get(name))

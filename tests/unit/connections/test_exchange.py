@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.capture.sample import Flag
-from kafka_probe.connections.exchange import ROWS, Exchanges
+from kafka_probe.capture.sample import NO_API, Flag
+from kafka_probe.connections.exchange import CHARACTERS, EVENT_ENTRIES, MOST_ADMINISTRATION, ROWS, Exchanges
 from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -20,7 +20,7 @@ from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.builders.samples import Samples as Frames
-from tests.builders.samples import by_hand, fetch, opened, produced_without_acks, request, response, stream
+from tests.builders.samples import by_hand, fetch, frame, opened, produced_without_acks, request, response, stream
 from tests.builders.trees import Records
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = (
@@ -64,6 +64,10 @@ def valid(events: Iterable[RequestEvent]) -> list[Any]:
     for event in made:
         assert_body_valid(event)
     return made
+
+
+def delete(conn: int, *names: str, **fields: Any) -> Frames:
+    return by_hand("DeleteTopics", 4, {"TopicNames": names}, conn, **fields)
 
 
 @pytest.fixture
@@ -238,18 +242,69 @@ def test_of_a_frame_that_names_very_many_partitions_the_first_are_in_the_event(w
     (event,) = watched.see(by_hand("OffsetCommit", 7, asked), by_hand("OffsetCommit", 7, {}, answer=True))
     assert [row["partition"] for row in event["topics"]] == list(range(ROWS))
     assert {row["offset"] for row in event["topics"]} == {7}
-    assert watched.exchanges.losses == {"request_limit": 0, "request_topic_limit": 1}
+    assert watched.exchanges.losses["request_topic_limit"] == 1
+    assert event["status"] == "truncated"
 
 
-def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() -> None:
+def test_of_too_many_requests_in_flight_those_that_wait_longest_end_without_a_response() -> None:
     tracker, reader = Tracker(RESOLVER), FrameReader()
     exchanges = Exchanges(tracker, TopicNames(), limit_bytes=20_000)
+    events: list[Any] = []
     for conn in range(1, 41):
         tracker.take(opened(conn)[0])
-        assert not list(exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT))
-    assert 0 < exchanges.losses["request_limit"] < 40
+        events += exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT)
+    assert 0 < exchanges.losses["request_limit"] == len(events) < 40
+    assert [event["conn_id"] for event in events] == [f"{conn:016x}" for conn in range(1, len(events) + 1)]
+    assert {event["response_bytes"] for event in events} == {None}
 
     def answered(conn: int) -> int:
         return len(list(exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT)))
 
     assert (answered(1), answered(40)) == (0, 1)
+
+
+def test_a_request_whose_correlation_id_is_used_again_has_no_response(watched: Watched) -> None:
+    ask = [by_hand("DeleteTopics", 4, {"TopicNames": [name]}, correlation_id=7) for name in ("junk", "orders")]
+    first, second = watched.see(*ask, by_hand("DeleteTopics", 4, {}, answer=True, correlation_id=7, frame_bytes=9))
+    assert [row["topic"] for event in (first, second) for row in event["topics"]] == ["junk", "orders"]
+    assert (first["response_bytes"], second["response_bytes"]) == (None, 9)
+
+
+def test_an_event_has_names_up_to_a_number_of_characters(watched: Watched) -> None:
+    names = [f"{number:03}".ljust(249, "\1") for number in range(1200)]
+    (event,) = watched.see(
+        by_hand("DeleteTopics", 4, {"TopicNames": names}), by_hand("DeleteTopics", 4, {}, answer=True)
+    )
+    assert sum(len(row["topic"]) for row in event["topics"]) <= CHARACTERS
+    assert event["status"] == "truncated"
+
+
+def test_requests_of_administration_are_paired_alone_within_the_share_of_their_peer() -> None:
+    watched = Watched()
+    watched.exchanges.pair_all(pair_all=False)
+
+    def seen(*samples: Frames) -> list[Any]:
+        batch = watched.exchanges.chosen(list(watched.reader.read(stream(*samples))))
+        return valid(watched.exchanges.pair(batch, SINCE_BOOT))
+
+    assert seen(request(METADATA, 12, correlation_id=1), response(METADATA, 12, correlation_id=1)) == []
+    unknown = frame(1, api_key=NO_API, flags=Flag.RESPONSE, correlation_id=2, frame_bytes=9)
+    (event,) = seen(delete(1, "orders", correlation_id=2), unknown)
+    assert (event["api"], event["response_bytes"]) == ("DeleteTopics", 9)
+    flood = seen(*(delete(1, "x", correlation_id=3) for _ in range(MOST_ADMINISTRATION // EVENT_ENTRIES)))
+    assert MOST_ADMINISTRATION / 2 < len(flood) * (EVENT_ENTRIES + 1) < MOST_ADMINISTRATION * 3 / 4
+    assert watched.exchanges.losses["administration_limit"] > 100
+    watched.exchanges.begin_interval()
+    assert len(seen(delete(1, "y", correlation_id=4), delete(1, "z", correlation_id=4))) > 0
+
+
+def test_what_is_not_administration_waits_no_longer_once_it_is_left_out(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, correlation_id=5), delete(1, "orders", correlation_id=6))
+    watched.exchanges.pair_all(pair_all=False)
+    assert [event["api"] for event in watched.close(1)] == ["DeleteTopics"]
+
+
+def test_own_requests_that_change_the_cluster_are_events_in_any_case(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, client_id=f"{INTERNAL_CLIENT}x", correlation_id=1))
+    asked = delete(1, "orders", correlation_id=2)
+    assert [event["api"] for event in watched.see(asked, by_hand("DeleteTopics", 4, {}, answer=True, correlation_id=2))]

@@ -32,7 +32,7 @@ def change(side: str, api: str, number: int, *topics: str, flow: str = "f1", **o
     }
     what = {"api": api, "api_key": KEYS[api], "api_version": 5, "correlation_id": number, "status": "complete"}
     named = {"topics": [{"topic": name, "partition": 0, "error": 0} for name in topics], "response_bytes": 40}
-    at = {"ts": TIME.now - timedelta(minutes=10, seconds=-number)}
+    at = {"ts": TIME.now - timedelta(minutes=10, seconds=-number), "agent_id": side, "conn_id": flow}
     return {"side": side, "flow_id": flow, **ends[side], **who, **at, **what, **named, **of}
 
 
@@ -49,6 +49,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         change("server", "DeleteGroups", 4, group="billing", flow="f3"),
         change("client", "Metadata", 5, "orders"),
         change("client", CREATE, 6, "own", client={"id": "kafka-probe-agent"}),
+        change("client", DELETE, 7, "gone", response_bytes=None, flow="f4"),
+        change("server", DELETE, 7, "gone", flow="f4", latency_us=2000),
     ]
     write_rows(path, "requests", rows)
     return path
@@ -57,21 +59,46 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_change_counts_once_with_what_was_changed_and_its_result(tables: Path) -> None:
     found = answered(admin, tables)
     assert [(row["api"], row["topics"], row["group"], row["result"], row["side"]) for row in found] == [
+        (DELETE, "gone", None, "ok", "client"),  # the client did not wait for the response
+        (CREATE, "own", None, "ok", "client"),
         ("DeleteGroups", None, "billing", "ok", "server"),
         (CONFIGS, None, None, None, "client"),
         (DELETE, "orders", None, "TOPIC_AUTHORIZATION_FAILED", "client"),
-        (DELETE, "orders", None, "no response", "server"),
+        (DELETE, "orders", None, "no response seen", "server"),
         (CREATE, "invoices, orders", None, "ok", "client"),
     ]
 
 
 def test_the_clients_end_names_process_and_node_and_the_brokers_end_its_address(tables: Path) -> None:
-    of_client, of_broker = (answered(admin, tables, "--filter", f"api = {api}")[0] for api in (CREATE, "DeleteGroups"))
+    of_client, of_broker = (answered(admin, tables, "--filter", f"api = {api}")[-1] for api in (CREATE, "DeleteGroups"))
     assert (of_client["process"], of_client["node"], of_client["workload"]) == ("java[412]", "node-1", "java")
     assert (of_client["address"], of_client["broker"]) == ("10.57.1.11:4000", "192.0.2.1:9092")
     assert (of_client["client"], of_client["library"]) == (ADMIN, "apache-kafka-java 4.0.0")
     assert (of_broker["process"], of_broker["node"], of_broker["workload"]) == (None, None, None)
     assert (of_broker["address"], of_broker["broker"]) == ("10.57.2.2:4000", "10.0.0.1:9092")
+
+
+def test_a_change_that_failed_in_part_or_was_cut_says_so(tmp_path: Path) -> None:
+    failed = {"topic": "unknown", "partition": None, "error": 3}
+    rows = [
+        change("client", DELETE, 1, topics=[{**failed, "topic": "orders", "error": 0}, failed], error_names={"X": 1}),
+        change("client", DELETE, 2, topics=[failed], error_names={"X": 1}),
+        change("client", CREATE, 3, "orders", status="truncated"),
+    ]
+    write_rows(tmp_path, "requests", rows)
+    assert [row["result"] for row in answered(admin, tmp_path)] == ["(truncated)", "X", "partly: X"]
+
+
+def test_a_correlation_id_that_is_used_again_hides_no_change(tmp_path: Path) -> None:
+    names = ("junk", "orders", "more junk")
+    of_client = [change("client", DELETE, 7, "junk", ts=TIME.now - timedelta(minutes=10))]
+    of_broker = [
+        change("server", DELETE, 7, name, ts=TIME.now - timedelta(minutes=10 - number))
+        for number, name in enumerate(names)
+    ]
+    write_rows(tmp_path, "requests", [*of_client, *of_broker])
+    found = [(row["topics"], row["side"]) for row in answered(admin, tmp_path)]
+    assert found == [("more junk", "server"), ("orders", "server"), ("junk", "client")]
 
 
 def test_without_a_change_it_names_the_nearest(tables: Path, tmp_path: Path) -> None:
@@ -88,6 +115,6 @@ def test_documented_commands_run(tables: Path) -> None:
 
 
 def test_the_text_names_who_did_what(tables: Path) -> None:
-    lines = asked(admin, tables, "--filter", f"api = {CREATE}").stdout.splitlines()
+    lines = asked(admin, tables, "--filter", f"api = {CREATE} and client = {ADMIN}").stdout.splitlines()
     assert "CreateTopics" in lines[1]
     assert "invoices, orders" in lines[1]

@@ -20,6 +20,7 @@ REPORTED = re.compile(
 )
 # Called so, and something else.
 PASSED_OVER = {
+    "TopicConfigErrorCode",  # of a topic that was created: only its configuration is not shown
     "MaxNumOffsets",  # how many
     "DeletePartition",  # whether
     "BrokerIds",  # where replicas shall be
