@@ -114,6 +114,16 @@ def cgroups() -> list[Path]:
     return [*mount().glob("kafka-probe-lab/*")]
 
 
+def test_an_existing_broker_is_used(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker:
+        command = ["make", "demo", f"BOOTSTRAP={broker.bootstrap}"]
+        demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert (demo.returncode, demo.stderr) == (0, "")
+    result = json.loads((ROOT / "build" / "demo.json").read_text())
+    assert {row["client_id"] for row in result["clients"]} == CLIENT_IDS
+    assert "Lost: nothing" in demo.stdout
+
+
 def test_a_broker_that_has_seen_a_demo_is_refused(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker:
         create_topics(broker.bootstrap, ["clicks"], partitions=1)

@@ -45,7 +45,7 @@ COMMANDS = list(dict.fromkeys(chain(*BY_DOCUMENT.values())))
 READ = "READ"
 ELSEWHERE = {
     "make demo KEEP=1": ("tests/e2e/check_demo.py", '"make", "demo", "KEEP=1"'),
-    "make demo BOOTSTRAP=": ("tests/kernel/check_demo.py", "BOOTSTRAP={bootstrap} python3 -m tests.demo"),
+    "make demo BOOTSTRAP=": ("tests/e2e/check_demo.py", '"make", "demo", f"BOOTSTRAP='),
     "make demo": ("tests/e2e/check_demo.py", '"make", "demo"'),
     "make test": (".ci/run", "make test"),
     "make setup": ("tests/unit/test_setup.py", '"make", "-s", "setup-tests"'),

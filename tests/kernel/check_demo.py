@@ -1,4 +1,4 @@
-"""`make demo` works in a guest on Debian 12's own kernel, with its broker outside.
+"""The demo shows clients in a guest on Debian 12's own kernel; its broker and its pipeline are outside.
 
 Part of `make test-kernels`, not of `make test`: emulated, what runs on Java takes its time.
 """
@@ -9,33 +9,38 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.demo import tables
+from tests.demo.__main__ import RATE, RECORDS
 from tests.kernel.archive import kernel
 from tests.kernel.machine import Job, run
 from tests.kernel.matrix import LOGS, ROOT
 from tests.kernel.outside import TAP, give_to_guest
 from tests.kernel.root import root_disk
 from tests.lab.broker import Broker
+from tests.lab.clients import Client, RunningClient, clients, topics
 from tests.lab.network import nat
 from tests.lab.processes import LabError
+from tests.lab.product import report, run_pipeline
 
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
 SERIES = "6.1"
 MEMORY_MB = 6144
-FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/demo", "tests/lab", "build/jars")}
+PROGRAM = "tests/kernel/demo_clients.py"
+FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/demo", "tests/lab", PROGRAM, "build/jars")}
 SCRIPT = """
 export HOME=/root PATH={java}:/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:pipeline:. PATIENCE=20
 export JDK_JAVA_OPTIONS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 export KAFKA_PROBE_PIPELINE_KAFKA_OPTION='{{"default.api.timeout.ms": "200000"}}'
 echo localhost >/proc/sys/kernel/hostname
 {network}
-BOOTSTRAP={bootstrap} python3 -m tests.demo
+python3 -m tests.kernel.demo_clients {bootstrap} /results/clients.json
 status=$?
 [ $status = 0 ] || tail -n 20 build/demo/*.log
-cp build/demo.json /results
 exit $status
 """
 CLIENTS = {
@@ -51,12 +56,24 @@ def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
         script = SCRIPT.format(java=java.parent, network=give_to_guest(client), bootstrap=broker.bootstrap)
         with client.inside():
             job, log = Job(FILES, script), LOGS / "demo.log"
-            outcome = run(found, disk, job, log, timeout_s=3600, tap=TAP, memory_mb=MEMORY_MB)
-    assert outcome.status == 0, log.read_text()
-    result = json.loads(outcome.results["demo.json"])
-    assert {row["client_id"] for row in result["clients"]} == CLIENTS
-    assert result["losses"]
-    assert not any(result["losses"].values())
+            outcome = run(found, disk, job, log, timeout_s=1800, tap=TAP, memory_mb=MEMORY_MB)
+        assert outcome.status == 0, log.read_text()
+        run_pipeline(broker.bootstrap, tmp_path / "pipeline")
+        seen = report(broker.bootstrap)
+    ends = json.loads(outcome.results["clients.json"])
+    lab = clients(broker.bootstrap, tmp_path, records=RECORDS, rate=RATE)
+    started = [as_started(one, *ends[one.client_id]) for one in lab]
+    lines = tables.traffic(seen, topics(lab))
+    assert {line["client_id"] for line in lines} == CLIENTS
+    assert tables.missing_traffic(lines, started, RECORDS) == []
+    assert seen.losses
+    assert not any(seen.losses.values())
+
+
+def as_started(client: Client, pid: int, cgroup: str) -> RunningClient:
+    """Return a client that has run in the guest."""
+    process = SimpleNamespace(pid=pid)
+    return RunningClient(client, process, cgroup, LOGS / "demo.log")  # type: ignore[arg-type]  # no process of this host
 
 
 def java_runtime() -> tuple[Path, str]:
