@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,9 +61,9 @@ def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
         assert outcome.status == 0, log.read_text()
         run_pipeline(broker.bootstrap, tmp_path / "pipeline")
         seen = report(broker.bootstrap)
-    ends = json.loads(outcome.results["clients.json"])
+    of_guest = json.loads(outcome.results["clients.json"])
     lab = clients(broker.bootstrap, tmp_path, records=RECORDS, rate=RATE)
-    started = [as_started(one, *ends[one.client_id]) for one in lab]
+    started = [as_started(one, **of_guest[one.client_id]) for one in lab]
     lines = tables.traffic(seen, topics(lab))
     assert {line["client_id"] for line in lines} == CLIENTS
     assert tables.missing_traffic(lines, started, RECORDS) == []
@@ -70,10 +71,10 @@ def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
     assert not any(seen.losses.values())
 
 
-def as_started(client: Client, pid: int, cgroup: str) -> RunningClient:
-    """Return a client that has run in the guest."""
+def as_started(client: Client, *, pid: int, cgroup: str, **own: str) -> RunningClient:
+    """Return a client that has run in the guest. own: fields of Client that differ there."""
     process = SimpleNamespace(pid=pid)
-    return RunningClient(client, process, cgroup, LOGS / "demo.log")  # type: ignore[arg-type]  # no process of this host
+    return RunningClient(replace(client, **own), process, cgroup, LOGS)  # type: ignore[arg-type]  # it was in the guest
 
 
 def java_runtime() -> tuple[Path, str]:

@@ -1,7 +1,7 @@
 """Runs the clients of the demo and an agent in a guest, with a broker outside: `python -m tests.kernel.demo_clients`.
 
-Arguments: the broker's host:port, and the file that gets the process id and the cgroup of each client as JSON. The
-demo's pipeline runs outside: emulated, Spark takes an hour, and it does not depend on the kernel.
+Arguments: the broker's host:port, and the file that gets what the guest knows of each client, as JSON. The demo's
+pipeline runs outside: emulated, Spark takes an hour, and it does not depend on the kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ def main(bootstrap: str, result: Path) -> None:
     prepare(stage, topics(lab))
     with stage.agents():
         started = work(stage, lab)
-    result.write_text(json.dumps({one.client.client_id: [one.process.pid, one.cgroup] for one in started}))
+    facts = {
+        one.client.client_id: {
+            "pid": one.process.pid,
+            "cgroup": one.cgroup,
+            "comm": one.client.comm,
+            "software_version": one.client.software_version,
+        }
+        for one in started
+    }
+    result.write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":
