@@ -8,6 +8,7 @@ its own need not run Spark, which takes an hour there and does not depend on the
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from tests.lab.product import report, run_pipeline
 
 def main(part: str, bootstrap: str, file: Path) -> int:
     """Run a part of the demo; return the exit status."""
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    DIRECTORY.mkdir(parents=True)
     lab = clients(bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
     if part == "clients":
         file.write_text(json.dumps({one.client.client_id: facts(one) for one in run_clients(bootstrap, lab)}))
