@@ -83,7 +83,7 @@ class LoadShedding:
             self._calm_intervals = _CALM_INTERVALS
 
     def skip(self, batch: Iterable[Frames]) -> None:
-        """Count the responses among frames that become no events, because that was left out."""
+        """Count the responses of a batch that become no events because of the CPU limit."""
         if self._requests.which != "off":
             left_out = (frames for frames in batch if frames.shape.facts.api_key not in ADMINISTRATION)
             self.losses["request_shed"] += sum(len(frames.index) for frames in left_out if frames.shape.facts.response)

@@ -56,7 +56,7 @@ class Processor:
         self.reader = FrameReader(SUMMED, bounds)
         self._archive = Archive(config, self.tracker, self.names) if archives else None
         self.exchanges = Exchanges(self.tracker, self.names, bounds.exchanges_bytes, internal=internal_requests)
-        self._pairs_all: bool | None = None
+        self.exchanges.pair_all(pair_all=False)
         self._switch_exchanges()
 
     def consume(self, samples: Samples) -> None:
@@ -143,7 +143,7 @@ class Processor:
         if self._archive:
             self._sender.send_frames(self._archive.select(frames, batch))
         self._brokers.read_on()
-        if not self._pairs_all:
+        if not self.exchanges.pairs_all:
             self.load_shedding.skip(batch)
         if chosen := self.exchanges.chosen(batch):
             self._send(self.exchanges.pair(chosen, WallClock.now()))
@@ -158,7 +158,6 @@ class Processor:
 
     def _switch_exchanges(self) -> None:
         """Pair all requests, or only those of administration: pairing costs more than counting frames."""
-        if self.load_shedding.requests != self._pairs_all:
-            self._pairs_all = self.load_shedding.requests
-            self.exchanges.pair_all(pair_all=self._pairs_all)
-            self.reader.set_measures((*SUMMED, *MEASURED) if self._pairs_all else SUMMED)
+        if (pair_all := self.load_shedding.requests) != self.exchanges.pairs_all:
+            self.exchanges.pair_all(pair_all=pair_all)
+            self.reader.set_measures((*SUMMED, *MEASURED) if pair_all else SUMMED)

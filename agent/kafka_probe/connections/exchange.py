@@ -89,7 +89,7 @@ class Exchanges:
         self._internal = internal
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._all = True
+        self.pairs_all = True
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.begin_interval()
         self._tracker = tracker
@@ -98,7 +98,7 @@ class Exchanges:
 
     def pair_all(self, *, pair_all: bool) -> None:
         """Pair all requests, or only those of administration, within MOST_ADMINISTRATION entries per interval."""
-        self._all = pair_all
+        self.pairs_all = pair_all
         if not pair_all:
             for conn, waiting in [*self._waiting.items()]:
                 for correlation_id, request in [*waiting.items()]:
@@ -111,7 +111,7 @@ class Exchanges:
 
     def chosen(self, batch: list[Frames]) -> list[Frames]:
         """Return the frames of a batch that may be of exchanges to pair: all, or those of administration."""
-        return batch if self._all else [frames for frames in batch if frames.shape.facts.api_key in _MAY_BE_CHOSEN]
+        return batch if self.pairs_all else [frames for frames in batch if frames.shape.facts.api_key in _MAY_BE_CHOSEN]
 
     def pair(self, batch: list[Frames], clock: WallClock) -> Iterator[RequestEvent]:
         """Yield an event for each exchange that a batch of frames completes, in the order of the frames."""
@@ -166,7 +166,7 @@ class Exchanges:
 
     def _admits(self, connection: Connection, facts: Facts) -> bool:
         """Return True if a request is paired; count one of administration beyond the limit or the share of its peer."""
-        if self._all:
+        if self.pairs_all:
             return True
         named = sum(max(len(topic.partitions), 1) for topic in facts.topics)
         # At most half, so that a request that names very many is paired if there are few others.

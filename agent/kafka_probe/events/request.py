@@ -36,7 +36,7 @@ class ExchangeFacts(TypedDict):
     correlation_id: Annotated[int, "correlation id"]
     request_bytes: Annotated[int, "size of the request with its length prefix"]
     response_bytes: Annotated[
-        int | None, "size of the response with its length prefix; null: no response, as with acks=0, or none seen"
+        int | None, "size of the response with its length prefix; null: none was sent (acks=0), or none was seen"
     ]
     latency_us: Annotated[int | None, "time from request to response, µs"]
     throttle_ms: Annotated[int | None, "throttle time in the response"]
