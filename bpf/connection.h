@@ -7,6 +7,7 @@
 #include "sample.h"
 #include "peer_limit.h"
 #include "sock.h"
+#include "verifier.h"
 
 static inline struct sample *notice(struct conn *conn, u8 kind)
 {
@@ -68,23 +69,26 @@ static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
 }
 
-// Insert a connection and return it, 0 if the map is full. tgid: of the owner, 0 if that is not the calling process.
-static inline struct conn *open_connection(void *ctx, u64 sk, int side, u32 start, u8 direction, u32 tgid)
+// Insert a connection and return it, or the entry that another program has inserted meanwhile; 0 if the map is full. tgid: of the
+// owner, 0 if that is not the calling process. silent: no byte of it was seen. Other programs find the entry at once. Until it is
+// opened, they write only `first_state` and `closing_ns`.
+static inline struct conn *open_connection(void *ctx, u64 sk, int side, u32 start, u8 direction, u32 tgid, u8 silent)
 {
 	u32 zero = 0;
 	struct conn *empty = empty_conn.lookup(&zero);
 	if (!empty)
 		return 0;
-	conns.update(&sk, empty);
+	int refused = conns.insert(&sk, empty);
 	struct conn *conn = conns.lookup(&sk);
-	if (!conn) {
+	if (!conn)
 		count(LOST_MAP_FULL, 1);
-		return 0;
-	}
+	if (!conn || refused)
+		return conn;
 	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and contains no kernel address
 	conn->sk = sk;
 	conn->side = side ? side : direction == RECEIVE ? SIDE_SERVER : SIDE_CLIENT; // in Kafka the client sends first
 	conn->tgid = tgid;
+	conn->silent = silent;
 	conn->last_api_key = NO_API;
 	conn->rx_base = receive_base(sk);
 	conn->tx_base = send_base(sk);
@@ -93,6 +97,8 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int side, u32 star
 	describe(sk, conn, SAMPLE_OPEN);
 	if (!ANY_PORT)
 		announce(ctx, conn);
+	FORGET;
+	conn->opened = 1; // after all other fields: a program on another CPU may use the entry now
 	return conn;
 }
 
@@ -125,15 +131,20 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 	conn->last_ns[direction] = now;
 }
 
-// Return the connection of a call that moved the bytes from `start` on, and update its owner.
+// Return the connection of a call that moved the bytes from `start` on, and update its owner. Return 0 if the connection cannot be
+// followed.
 static inline struct conn *connection(void *ctx, u64 sk, int side, u32 start, u32 bytes, u8 direction)
 {
 	struct conn *conn = conns.lookup(&sk);
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	if (!conn)
-		conn = open_connection(ctx, sk, side, start, direction, tgid);
+		conn = open_connection(ctx, sk, side, start, direction, tgid, 0);
 	if (!conn)
 		return 0;
+	if (!conn->opened) { // another program opens it, which may set the cursor behind the bytes of this call
+		count(LOST_GAP, 1);
+		return 0;
+	}
 	if (conn->silent) { // it was closed during its first call
 		conn->silent = 0;
 		position(sk, conn, start, direction);

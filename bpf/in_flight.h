@@ -7,8 +7,8 @@
 // still be too low, by the number of skipped requests that expected no response. Then the correlation id identifies the request,
 // which requires rising ids. The first match makes the count certain again.
 //
-// Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so the programs of one
-// direction own each field and are its only writers. Exceptions: both directions write `responses_locked`, `lock` of the cursors and the
+// Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so only the programs of one
+// direction write each field that this file uses. Exceptions: both directions write `responses_locked`, `lock` of the cursors and the
 // fields of the search in resync.h; not_a_frame and reject_urgent put all requests in doubt from either direction.
 #pragma once
 #include "big_endian.h"

@@ -95,10 +95,7 @@ static inline struct conn *late_connection(void *ctx, u64 sk, int owner_calls)
 	if (side < 0 || !watched(sk) || agent_socks.lookup(&sk))
 		return 0;
 	u32 tgid = owner_calls ? bpf_get_current_pid_tgid() >> 32 : 0;
-	struct conn *conn = open_connection(ctx, sk, side, sequence_end(sk, SEND), SEND, tgid);
-	if (conn)
-		conn->silent = 1;
-	return conn;
+	return open_connection(ctx, sk, side, sequence_end(sk, SEND), SEND, tgid, 1);
 }
 
 // Report a reset that answers a segment without a socket. Refused attempts to connect (SYN) are common and end no connection:
@@ -206,6 +203,8 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		conn->first_state = from == TCP_ESTABLISHED ? to : from;
 		conn->closing_ns = bpf_ktime_get_ns();
 	}
+	if (!conn->opened) // a later state or forget() reports the close
+		return;
 	if (owner_calls && !conn->tgid)
 		change_owner(ctx, sk, conn, bpf_get_current_pid_tgid() >> 32);
 	if (!conn->closed && (by_owner || to == TCP_CLOSE))

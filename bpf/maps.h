@@ -125,6 +125,7 @@ struct conn {
 	u32 last_correlation_id; // of the last recorded request
 	u8 side;                 // enum side
 	u8 rejected;
+	u8 opened;    // open_connection() has filled the entry
 	u8 announced; // to user space
 	u8 is_kafka;  // proven by two consistent frames, or by a request and its response
 	u8 sasl_raw;

@@ -101,7 +101,9 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 	doubt_requests(conn);
 	conn->unheld = 0;
 	count(LOST_URGENT_DATA, 1);
-	if (ANY_PORT && !conn->announced)
+	if (!ANY_PORT)
+		announce(ctx, conn);
+	if (!conn->announced) // the notice still contains the OPEN
 		return;
 	count(COUNT_REJECTED, 1);
 	struct sample *sample = notice(conn, SAMPLE_REJECT);

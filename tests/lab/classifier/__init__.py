@@ -67,6 +67,27 @@ class Classifier:
         """Begin a new connection, watched at one end; `seen`: bytes that went each way before."""
         self._library.new_connection(int(server_side), seen)
 
+    def begin_elsewhere(self, *, meanwhile: bool) -> None:
+        """Insert the entry of the new connection, as a program of another CPU that has not filled it yet.
+
+        meanwhile: after the next call has found no entry, and before it inserts one; else now.
+        """
+        self._library.begin_elsewhere(int(meanwhile))
+
+    @property
+    def is_untouched(self) -> bool:
+        """Return True if no program has written to that entry, except for its first state."""
+        return bool(self._library.is_untouched())
+
+    def change_state(self, before: int, after: int) -> None:
+        """Change the connection's TCP state, as enum of include/net/tcp_states.h."""
+        self._library.change_state(before, after)
+
+    @property
+    def first_state(self) -> int:
+        """Return the TCP state that followed ESTABLISHED, 0 if none is known."""
+        return int(self._library.first_state())
+
     def move(self, direction: Direction, data: bytes, piece: int) -> None:
         """Pass the bytes in calls of at most `piece` bytes."""
         if direction is Direction.RECEIVE:

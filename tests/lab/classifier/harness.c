@@ -95,6 +95,43 @@ int is_kafka(void)
 	return conn && conn->is_kafka;
 }
 
+// Insert the entry of the connection, as a program that has not filled it yet. meanwhile: only once another program inserts it, too.
+void begin_elsewhere(int meanwhile)
+{
+	u64 address = (u64)&sock;
+	struct conn empty = {};
+	if (meanwhile)
+		insert_elsewhere_first = 1;
+	else
+		conns.insert(&address, &empty);
+}
+
+// Return 1 if no program has written to the entry of the connection, except for its first state after ESTABLISHED.
+int is_untouched(void)
+{
+	u64 address = (u64)&sock;
+	struct conn *conn = conns.lookup(&address), expected = {};
+	if (!conn)
+		return 0;
+	expected.first_state = conn->first_state;
+	expected.closing_ns = conn->closing_ns;
+	return !__builtin_memcmp(conn, &expected, sizeof(expected));
+}
+
+// The TCP state of the connection changes.
+void change_state(int from, int to)
+{
+	state_changed(0, (u64)&sock, from, to);
+}
+
+// Return the state that ESTABLISHED changed to, 0 if there is no entry or it has none.
+u32 first_state(void)
+{
+	u64 address = (u64)&sock;
+	struct conn *conn = conns.lookup(&address);
+	return conn ? conn->first_state : 0;
+}
+
 // Advance the numbers of the connection as if so many requests had been answered, each by a matched answer or by none.
 void pass_numbers(u32 requests, int matched)
 {

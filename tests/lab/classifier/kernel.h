@@ -132,6 +132,9 @@ static u64 now_ns;
 #define bpf_htonl __builtin_bswap32
 #define bpf_ntohl __builtin_bswap32
 
+// If set, another program inserts the entry just before the next insert of this one.
+static int insert_elsewhere_first;
+
 #define TABLE(key_type, value_type, name, capacity)                                                                              \
 	static struct {                                                                                                          \
 		key_type key;                                                                                                    \
@@ -162,11 +165,18 @@ static u64 now_ns;
 		name##_entries[at].used = 1;                                                                                     \
 		return 0;                                                                                                        \
 	}                                                                                                                        \
+	static int name##_insert(key_type *key, value_type *value)                                                               \
+	{                                                                                                                        \
+		int inserted = insert_elsewhere_first && name##_update(key, value) == 0;                                         \
+		insert_elsewhere_first = 0;                                                                                      \
+		return inserted || name##_lookup(key) ? -1 : name##_update(key, value);                                          \
+	}                                                                                                                        \
 	static const struct {                                                                                                    \
 		value_type *(*lookup)(key_type *);                                                                               \
+		int (*insert)(key_type *, value_type *);                                                                         \
 		int (*update)(key_type *, value_type *);                                                                         \
 		int (*delete)(key_type *);                                                                                       \
-	} name = { name##_lookup, name##_update, name##_delete }
+	} name = { name##_lookup, name##_insert, name##_update, name##_delete }
 
 #define ARRAY_TABLE(value_type, name, entries)                                                                                   \
 	static value_type name##_values[entries];                                                                                \
