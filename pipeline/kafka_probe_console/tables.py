@@ -7,9 +7,10 @@ statistics cannot match.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -29,9 +30,9 @@ SETTINGS: Mapping[str, Any] = {
 }
 _AT_ONCE = 1024
 _AGAIN_S = 0.2
-_ON_CTRL_C = "Query interrupted"
 
 Row = tuple[Any, ...]
+_Returned = TypeVar("_Returned")
 
 
 class OpenTables:
@@ -97,18 +98,14 @@ class OpenTables:
         """
         try:
             # A cursor of its own: rows of another answer may not have been read yet.
-            with self._cursor() as cursor:
+            with self._cursor() as cursor, ThreadPoolExecutor(1) as thread:
                 for name, data in self._data.items():
                     cursor.register(name, data)
-                answer = cursor.execute(sql, values)
-                while rows := answer.fetchmany(_AT_ONCE):
+                _result(cursor, thread.submit(cursor.execute, sql, values))
+                while rows := _result(cursor, thread.submit(cursor.fetchmany, _AT_ONCE)):
                     yield from rows
         except duckdb.InterruptException:
             raise TableError("This takes too long: choose a shorter period.") from None
-        except RuntimeError as error:  # DuckDB's form of KeyboardInterrupt
-            if str(error) != _ON_CTRL_C:
-                raise
-            raise KeyboardInterrupt from None
         except duckdb.OutOfMemoryException:
             raise TableError(f"This takes more than {SETTINGS['memory_limit']}: choose a shorter period.") from None
         except duckdb.Error as error:
@@ -150,6 +147,20 @@ def opened(location: str) -> Iterator[OpenTables]:
     """Yield the tables below a directory or URI."""
     with duckdb.connect(":memory:", config=dict(SETTINGS)) as connection:
         yield OpenTables(location, connection)
+
+
+def _result(cursor: duckdb.DuckDBPyConnection, question: Future[_Returned]) -> _Returned:
+    """Return the result of a question that another thread asks, and interrupt it on Ctrl-C.
+
+    DuckDB notices Ctrl-C only between parts of a question, which may take minutes each.
+    """
+    try:
+        return question.result()
+    except KeyboardInterrupt:
+        while not question.done():  # an interrupt of a cursor that has not begun yet has no effect
+            cursor.interrupt()
+            wait([question], _AGAIN_S)
+        raise
 
 
 def _without_map(field: pa.Field) -> pa.Field:
