@@ -305,9 +305,18 @@ metric adds the two ends of a connection: pick a `side`. The pipeline has [metri
         """
 Every API of Kafka 3.9 and 4.3 is decoded in all its versions. Of a frame that was cut, the fields before the cut are
 decoded. Of a version that is newer than this release, the header is decoded. *header only*: the body never leaves the
-kernel. `make protocol` prints this table.
+kernel. `make protocol` prints this table. [A second table](#strings-that-leave-the-kernel) names all strings that leave
+the kernel, also those of which nothing is kept.
 """,
-        coverage.markdown(),
+        f"""\
+{coverage.markdown()}
+## Strings that leave the kernel
+
+The numbers of a body that is not *header only* leave the kernel. So do these strings, by the names of their fields in
+Kafka's definition. Frames in the topic `kafka-probe.frames` contain them. Of every other string at most the length
+leaves.
+
+{coverage.copied_strings()}""",
     ),
     Page(
         "causes",

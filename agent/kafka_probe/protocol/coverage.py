@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
+from kafka_probe.protocol.kernel_allow_list import EMPTIED, HIDDEN, LIMITS
 from kafka_probe.protocol.plan import PlanStep, plan_for
 from kafka_probe.protocol.roles import Part
-from kafka_probe.protocol.schemas import Api, apis
+from kafka_probe.protocol.schemas import Api, SchemaField, apis
 
 _OF_RECORDS = "records, bytes, magic, codec, offsets, producer id and epoch, transactional"
 # The order of roles in the table: parts, then facts of the frame, then measures.
@@ -44,6 +45,26 @@ def markdown() -> str:
     lines = ["| key | API | versions | kept of requests | kept of responses |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| {' | '.join(row)} |" for row in _rows()]
     return "\n".join(lines) + "\n"
+
+
+def copied_strings() -> str:
+    """Return a table of all strings of bodies that leave the kernel, by their names in Kafka's definition."""
+    names: dict[str, set[str]] = {}
+    for api in apis().values():
+        if api.name in LIMITS:
+            for name in _strings(field for era in (*api.request, *api.response) for field in era.fields):
+                if name not in HIDDEN.get(api.name, ()) and name not in EMPTIED.get(api.name, ()):
+                    names.setdefault(name, set()).add(api.name)
+    lines = ["| field | APIs |", "| --- | --- |"]
+    lines += [f"| {name} | {', '.join(sorted(names[name]))} |" for name in sorted(names)]
+    return "\n".join(lines) + "\n"
+
+
+def _strings(fields: Iterable[SchemaField]) -> Iterator[str]:
+    for field in fields:
+        if field.type.removeprefix("[]") == "string":
+            yield field.name
+        yield from _strings(field.fields)
 
 
 def _rows() -> Iterator[tuple[str, ...]]:

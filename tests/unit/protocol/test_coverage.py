@@ -34,6 +34,14 @@ def test_what_never_leaves_is_header_only(table: list[dict[str, Any]]) -> None:
         assert by_name[name]["response_facts"] == []
 
 
+def test_strings_that_stay_in_the_kernel_are_not_among_those_that_leave() -> None:
+    rows = dict(row.strip("| ").split(" | ") for row in coverage.copied_strings().splitlines()[2:])
+    assert "Produce" in rows["Name"]
+    assert "DescribeLogDirs" in rows["LogDir"]
+    assert "AuthBytes" not in rows  # of a header-only API
+    assert not rows.keys() & {"Reason", "Principal", "CommittedMetadata", "Value"}  # hidden or emptied
+
+
 def test_the_table_says_what_is_kept(table: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     fetch = table[1]
     assert {"topic names", "topic ids", "session id", "isolation level", "offset"} <= set(fetch["request_facts"])
