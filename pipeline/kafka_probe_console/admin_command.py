@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _TIME = "least(ts, received_ts)"
 """The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
 _NAME = "coalesce(t.topic, t.topic_id)"
-_ENTRY = f"concat({_NAME}, ':', t.partition)"
 _SAME = """one.flow_id = answered.flow_id AND one.correlation_id = answered.correlation_id AND one.api = answered.api
     AND one.use = answered.use AND one.topics IS NOT DISTINCT FROM answered.topics"""
 """The condition that both ends report the same request."""
@@ -39,9 +38,9 @@ Examples:
 def admin(tables: OpenTables, period: Period) -> AnswerView:
     """Print who changed topics, permissions, quotas, configurations, groups or offsets, and with which result.
 
-    `result`: ok, Kafka's names of errors, `partly` if not all failed, or that no response was seen. It is unknown for
-    APIs of which only headers leave the kernel, such as those of configurations. Offsets that OffsetCommit sets are not
-    printed.
+    `result`: ok, Kafka's names of errors, `partly` if not all topics or partitions failed, or that no response was
+    seen. It is unknown for APIs of which only headers leave the kernel, such as those of configurations. Offsets that
+    OffsetCommit sets, and records that DeleteRecords deletes, are not printed.
     """
     if not tables.add("requests"):
         tables.require("traffic")
@@ -53,9 +52,11 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
                 correlation_id, latency_us / 1000 AS latency_ms, {library_of("client")} AS library,
                 {process_of()} AS process, {workload_of(tables, "requests")} AS workload,
                 {_joined(f"list_transform(topics, lambda t: {_NAME})")} AS topics,
-                list_distinct(list_transform(topics, lambda t: {_ENTRY})) AS entries,
-                list_distinct(list_transform(list_filter(topics, lambda t: t.error != 0), lambda t: {_ENTRY}))
-                    AS failed,
+                list_filter(topics, lambda t: t.error != 0) AS failed,
+                -- An error of a topic is one of all its partitions.
+                list_transform(list_filter(topics, lambda t: t.error != 0 AND t.partition IS NULL), lambda t: {_NAME})
+                    AS failed_topics,
+                list_filter(topics, lambda t: t.error = 0 AND NOT list_contains(failed_topics, {_NAME})) AS succeeded,
                 {_joined("list_transform(error_names, lambda one: one.key)")} AS errors, status,
                 response_bytes IS NOT NULL AS is_answered,
                 -- A client may use a correlation id again.
@@ -63,9 +64,9 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
             FROM requests WHERE {where} AND {_ADMINISTRATION}
         ),
         results AS (
-            SELECT * EXCLUDE (entries, failed, errors, status), concat_ws(' ', CASE
+            SELECT * EXCLUDE (failed, failed_topics, succeeded, errors, status), concat_ws(' ', CASE
                     WHEN NOT is_answered THEN 'no response seen'
-                    WHEN len(failed) BETWEEN 1 AND len(entries) - 1 THEN 'partly: ' || errors
+                    WHEN len(failed) > 0 AND len(succeeded) > 0 THEN 'partly: ' || errors
                     WHEN errors IS NOT NULL THEN errors
                     WHEN status = 'complete' THEN 'ok'
                 END, if(status IN ('complete', 'header_only'), NULL, '(' || status || ')')) AS result
@@ -93,7 +94,7 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
         ),
         sort="time",
         time="time",
-        subject="change",
+        subject="administrative request",
         known=_KNOWN,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables, Row
 
 MOST_ENDS = 1_000
-"""Most ends that are shown of those that a name matches, the last reported ones: all their columns are read."""
+"""Most ends of a name that are shown, the last reported ones. It bounds memory: all columns of these are read."""
 _NEWEST = (
     *("flow_id", "side", "node", "local", "peer", "client_id", "library", "process", "workload", "group", "topics"),
     *("requests", "request_bytes", "response_bytes"),

@@ -84,9 +84,11 @@ def test_a_change_that_failed_in_part_or_was_cut_says_so(tmp_path: Path) -> None
         change("client", DELETE, 1, topics=[{**failed, "topic": "orders", "error": 0}, failed], error_names={"X": 1}),
         change("client", DELETE, 2, topics=[failed], error_names={"X": 1}),
         change("client", CREATE, 3, "orders", status="truncated"),
+        # With partitions in the request, as of a manual assignment.
+        change("client", CREATE, 4, topics=[{**failed, "partition": 0, "error": 0}, failed], error_names={"X": 1}),
     ]
     write_rows(tmp_path, "requests", rows)
-    assert [row["result"] for row in answered(admin, tmp_path)] == ["(truncated)", "X", "partly: X"]
+    assert [row["result"] for row in answered(admin, tmp_path)] == ["X", "(truncated)", "X", "partly: X"]
 
 
 def test_a_correlation_id_that_is_used_again_hides_no_change(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_correlation_id_that_is_used_again_hides_no_change(tmp_path: Path) -> 
 
 
 def test_without_a_change_it_names_the_nearest(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"No change of this time matches\. The nearest .* was at "):
+    with pytest.raises(KafkaProbeError, match=r"No administrative request .* matches\. The nearest .* was at "):
         answered(admin, tables, "--since", "1m")
     write_rows(tmp_path, "traffic", [{"ts": TIME.now, "window_start": TIME.now}])
     with pytest.raises(KafkaProbeError, match=r"^The tables have no request that changed a cluster"):
