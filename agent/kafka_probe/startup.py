@@ -52,7 +52,9 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
     cache_dir = None if config.cache_dir == "off" else config.cache_dir
     with closing(Programs.load(config.backend, config.buffer, options, rules(), cache_dir)) as programs:
         refused = "".join(f"; {name} refused: {reason}" for name, reason in programs.refused.items())
-        log.info("BPF programs attached (backend %s, kernel %s%s).", programs.backend, platform.release(), refused)
+        ports = ", ".join(map(str, options.ports)) or "all"
+        kernel = platform.release()
+        log.info("BPF programs attached, ports %s (backend %s, kernel %s%s).", ports, programs.backend, kernel, refused)
         for problem in programs.cache_problems:
             log.warning("%s", problem)
         if config.kernel_time and (refusal := programs.measure()):

@@ -10,8 +10,9 @@ BELOW = 0.8
 _LEAST_SILENCE_US = 2_000_000  # no idle limit is shorter
 _OF_DEVICE = (
     "Make the clients close or probe idle connections earlier: connections.max.idle.ms of at most {ms}, or TCP "
-    "keepalive (socket.keepalive.enable, net.ipv4.tcp_keepalive_time) of at most {below}. Or raise the idle timeout of "
-    "the firewall, NAT gateway or load balancer between clients and brokers above the idle time of the clients."
+    "keepalive (net.ipv4.tcp_keepalive_time; with librdkafka also socket.keepalive.enable) of at most {below}. Or "
+    "raise the idle timeout of the firewall, NAT gateway or load balancer between clients and brokers above the idle "
+    "time of the clients."
 )
 _OF_BUSY = (
     "Check the firewalls, NAT gateways and load balancers between client and broker: one of them ended a connection "

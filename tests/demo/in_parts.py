@@ -1,8 +1,8 @@
 """Runs the demo in two parts, on a machine each: `python -m tests.demo.in_parts clients|pipeline BOOTSTRAP FILE`.
 
 `clients` runs the clients and an agent, and writes what is known of the clients to the file. `pipeline` sums up, and
-compares with the file; exit status 1 if something is missing, which the output names. So a guest without a processor of
-its own need not run Spark, which takes an hour there and does not depend on the kernel.
+compares with the file; if something is missing, it names that, and the exit status is 1. So an emulated guest need not
+run Spark, which takes an hour there and does not depend on the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from kafka_probe.check import require_capture
-from tests.demo import tables
 from tests.demo.__main__ import DIRECTORY, RATE, RECORDS, prepare, print_traffic, work
 from tests.demo.stage import Stage
 from tests.lab.clients import Client, RunningClient, clients, topics
@@ -34,8 +33,9 @@ def main(part: str, bootstrap: str, file: Path) -> int:
     run_pipeline(bootstrap, DIRECTORY / "pipeline")
     seen = report(bootstrap)
     missing = print_traffic(seen, lab, [as_started(one, **known[one.client_id]) for one in lab])
-    print(*missing, sep="\n", file=sys.stderr)
-    return 1 if missing or len(tables.traffic(seen, topics(lab))) < len(lab) else 0
+    for sentence in missing:
+        print(sentence, file=sys.stderr)
+    return bool(missing)
 
 
 def run_clients(bootstrap: str, lab: list[Client]) -> list[RunningClient]:

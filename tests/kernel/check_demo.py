@@ -1,6 +1,6 @@
 """The demo shows clients in a guest on Debian 12's own kernel; its broker and its pipeline are outside.
 
-Part of `make test-kernels`, not of `make test`: emulated, what runs on Java takes its time.
+Part of `make test-kernels`, not of `make test`: Java is slow in an emulated machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/demo"
 SCRIPT = """
 export HOME=/root PATH={java}:/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:pipeline:. PATIENCE=20
 export JDK_JAVA_OPTIONS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-export KAFKA_PROBE_PIPELINE_KAFKA_OPTION='{{"default.api.timeout.ms": "200000"}}'
 echo localhost >/proc/sys/kernel/hostname
 {network}
 python3 -m tests.demo.in_parts clients {bootstrap} /results/clients.json
@@ -53,7 +52,7 @@ def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
         known.write_bytes(outcome.results[known.name])
         command = [sys.executable, "-m", "tests.demo.in_parts", "pipeline", broker.bootstrap, str(known)]
         summed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert (summed.returncode, summed.stderr) == (0, "\n")
+    assert (summed.returncode, summed.stderr) == (0, "")
     assert "Lost: nothing" in summed.stdout
 
 

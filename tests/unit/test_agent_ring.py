@@ -244,7 +244,7 @@ def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None
     assert [event["seq"] for event in sink.events] == list(range(len(sink.events)))
 
 
-def test_the_settings_are_loaded_after_the_turn_in_which_it_was_asked_for() -> None:
+def test_a_reload_takes_place_after_the_turn_that_it_interrupts() -> None:
     agent, in_handler, loaded = Agent(Config(node="node-1"), Kept()), [True], list[str]()
 
     def load() -> Config:

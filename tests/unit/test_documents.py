@@ -11,6 +11,7 @@ import click
 import pytest
 
 from kafka_probe.cli import commands
+from kafka_probe.config import load
 from kafka_probe_pipeline.cli import cli as pipeline_commands
 
 ROOT = Path(__file__).parents[2]
@@ -107,10 +108,23 @@ def flags(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_flag_that_is_named_is_one_of_some_command(path: Path) -> None:
+def test_every_flag_that_a_document_names_exists(path: Path) -> None:
     spans = re.findall(r"`([^`\n]+)`", prose(path))
     named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span)}
     assert named - flags(commands) - flags(pipeline_commands) - OF_OTHERS == set()
+
+
+def test_settings_in_documents_can_be_loaded(tmp_path: Path) -> None:
+    blocks = [
+        block
+        for path in GUIDES
+        for block in re.findall(r"^```toml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    assert len(blocks) >= 3
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block)
+        load({}, file)
 
 
 def test_the_readme_is_short() -> None:

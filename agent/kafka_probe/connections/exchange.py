@@ -1,6 +1,6 @@
-"""Exchanges: a request with its response, for the `request` events.
+"""Pairs requests with their responses, for `request` events.
 
-By default only requests of administration are paired, within a limit, because anybody can send them: `pair_all`.
+By default it pairs only requests that change the cluster: `pair_all`. Anybody can send these, so they have a limit.
 
 Kafka answers the requests of a connection in order. The kernel has matched each response to its request, so the
 correlation id finds the request here.
@@ -32,12 +32,12 @@ LOSSES = {
     "request_limit": "`request` events without their response, because requests in flight exceed `--memory-limit`",
     "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions, or names with "
     "262,144 characters",
-    "administration_limit": "requests that change a cluster without an event, because those of an interval exceed the "
-    "limit, or the share of their peer",
+    "administration_limit": "requests that changed the cluster and have no event, because there were too many in an "
+    "interval, of all peers or of theirs: look for a client that sends very many",
 }
 ROWS, CHARACTERS = 4096, 1 << 18  # most entries of topics and partitions in an event, and most characters of names
 MOST_ADMINISTRATION = 4096  # entries in an interval, if only requests of administration are paired
-EVENT_ENTRIES = 4  # as many entries take the memory of an event without topics
+EVENT_ENTRIES = 4  # memory of an event without topics, in entries
 _WAITING_BYTES = 512  # memory of a waiting request besides its shape
 _MeasureName = Literal["offset", "high_watermark", "records", "batches", "bytes", "producer_id"]
 _MEASURED: dict[MeasureKind, _MeasureName] = {

@@ -33,7 +33,7 @@ from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 LOSSES = {
     **conntrack.LOSSES,
     "connection_unknown": "frames and closes of connections whose first sample was lost: see ring_full",
-    "open_incomplete": "connections reset before the kernel had filled their first sample: they have no event",
+    "open_incomplete": "first samples of connections, and changes of their owner, that arrived half written",
     "close_unknown": "closed connections without a known reason, because the sample was lost: see ring_full",
     "connection_limit": "connections that exceed `--memory-limit`; their frames count as `connection_unknown`",
     "open_limit": "opened connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
@@ -142,7 +142,7 @@ class Tracker:
         connection.activity.add(flow)
 
     def take(self, sample: Sample) -> None:
-        """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; ignore other kinds."""
+        """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; count half-written ones, ignore others."""
         match int(sample["kind"]):
             case SampleKind.OPEN | SampleKind.OWNER if sample["size"] == OPEN_DATA.itemsize:
                 self._take_owner(sample)

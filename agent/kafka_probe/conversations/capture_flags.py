@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ELOOP
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO
@@ -57,7 +58,9 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     try:
         descriptor = os.open(path, _TO_APPEND, mode=0o600)
     except OSError as error:
-        raise UsageError(f"The file {name!r} of --pcapng cannot be written: {error.strerror}.") from None
+        is_link = error.errno == ELOOP
+        reason = "it is a symbolic link; name the file itself, or - for standard output" if is_link else error.strerror
+        raise UsageError(f"The file {name!r} of --pcapng cannot be written: {reason}.") from None
     try:
         with os.fdopen(descriptor, "ab") as file:
             _refuse_terminal(file.isatty())

@@ -291,11 +291,14 @@ def test_requests_of_administration_are_paired_alone_within_the_share_of_their_p
     unknown = frame(1, api_key=NO_API, flags=Flag.RESPONSE, correlation_id=2, frame_bytes=9)
     (event,) = seen(delete(1, "orders", correlation_id=2), unknown)
     assert (event["api"], event["response_bytes"]) == ("DeleteTopics", 9)
-    flood = seen(*(delete(1, "x", correlation_id=3) for _ in range(MOST_ADMINISTRATION // EVENT_ENTRIES)))
-    assert MOST_ADMINISTRATION / 2 < len(flood) * (EVENT_ENTRIES + 1) < MOST_ADMINISTRATION * 3 / 4
-    assert watched.exchanges.losses["administration_limit"] > 100
+    count, entries = MOST_ADMINISTRATION // EVENT_ENTRIES, EVENT_ENTRIES + 1
+    # One peer may use half of the limit, and an eighth of it when more is used.
+    admitted = MOST_ADMINISTRATION // 2 // entries + MOST_ADMINISTRATION // 8 // entries
+    assert len(seen(*(delete(1, "x", correlation_id=3) for _ in range(count)))) == admitted
+    assert watched.exchanges.losses["administration_limit"] == count - admitted
     watched.exchanges.begin_interval()
-    assert len(seen(delete(1, "y", correlation_id=4), delete(1, "z", correlation_id=4))) > 0
+    (event,) = seen(delete(1, "y", correlation_id=4), delete(1, "z", correlation_id=4))
+    assert [row["topic"] for row in event["topics"]] == ["y"]
 
 
 def test_what_is_not_administration_waits_no_longer_once_it_is_left_out(watched: Watched) -> None:
@@ -307,4 +310,5 @@ def test_what_is_not_administration_waits_no_longer_once_it_is_left_out(watched:
 def test_own_requests_that_change_the_cluster_are_events_in_any_case(watched: Watched) -> None:
     watched.see(request(METADATA, 12, client_id=f"{INTERNAL_CLIENT}x", correlation_id=1))
     asked = delete(1, "orders", correlation_id=2)
-    assert [event["api"] for event in watched.see(asked, by_hand("DeleteTopics", 4, {}, answer=True, correlation_id=2))]
+    (event,) = watched.see(asked, by_hand("DeleteTopics", 4, {}, answer=True, correlation_id=2))
+    assert event["api"] == "DeleteTopics"
