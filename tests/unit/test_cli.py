@@ -161,6 +161,14 @@ def test_what_only_looks_has_no_flag_of_a_sink_or_a_server(command: Command) -> 
     assert names.isdisjoint(DaemonConfig.model_fields)
 
 
+def test_help_separates_commands_of_this_host_from_those_that_read_tables() -> None:
+    text = CliRunner().invoke(cli.commands, ["--help"], prog_name="kafka-probe").stdout
+    of_host, of_tables = text.split("Commands on this host:")[1].split("Commands that read the pipeline's tables:")
+    assert [name for name in ("run", "top", "check") if f"\n  {name} " not in of_host] == []
+    assert [name for name in ("why", "who", "inspect") if f"\n  {name} " not in of_tables] == []
+    assert "..." not in of_host + of_tables
+
+
 @pytest.mark.parametrize("command", ["run", "top", "trace", "follow"])
 def test_help_ends_with_examples(command: str) -> None:
     result = CliRunner().invoke(cli.commands, [command, "--help"], prog_name="kafka-probe")
