@@ -147,6 +147,7 @@ def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path:
     variables = {
         "KAFKA_PROBE_PORTS": str(broker.port),
         "KAFKA_PROBE_READY_FILE": str(ready),
+        "KAFKA_PROBE_CACHE_DIR": os.environ["LAB_CACHE_DIR"],
         "PATH": os.environ["PATH"],
     }
     sent_before = len(read_events(broker.bootstrap))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,20 +32,26 @@ TODAY = NOON.date()
 BATCHES, DAYS = 3, 4
 
 
-@pytest.fixture
-def table(spark: SparkSession, tmp_path: Path) -> Table:
-    """Return a table with a file per micro-batch and day: today and the days before.
-
-    Its path is relative, as by default.
-    """
-    config = load({"output": os.path.relpath(tmp_path)})
+@pytest.fixture(scope="module")
+def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an output with a table that has a file per micro-batch and day: today and the days before."""
+    output = tmp_path_factory.mktemp("written")
+    config = load({"output": str(output)})
     Path(config.checkpoint).mkdir()
     Path(config.checkpoint, "metadata").write_text('{"id": "a checkpoint"}')
     take_over(spark, config)
-    table = Table(spark, config, "traffic")
     for batch_id in range(BATCHES):
-        table.append(rows(spark, batch_id), batch_id, NOON_US)
-    return table
+        Table(spark, config, "traffic").append(rows(spark, batch_id), batch_id, NOON_US)
+    return output
+
+
+@pytest.fixture
+def table(spark: SparkSession, written: Path, tmp_path: Path) -> Table:
+    """Return a copy of the table of its own. Its path is relative, as by default."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    config = load({"output": os.path.relpath(tmp_path)})
+    take_over(spark, config)
+    return Table(spark, config, "traffic")
 
 
 def rows(spark: SparkSession, batch_id: int) -> DataFrame:
