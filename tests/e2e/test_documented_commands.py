@@ -85,6 +85,7 @@ ELSEWHERE = {
     "sudo /opt": ("tests/nodes/check_service.py", READ),
     "sudo install": ("tests/nodes/check_service.py", READ),
     "sudo systemctl": ("tests/nodes/check_service.py", READ),
+    "sudo systemd-run": ("tests/nodes/check_service.py", READ),
     "sudo journalctl": ("tests/nodes/check_service.py", READ),
     "sudo rm": ("tests/nodes/check_service.py", READ),
 }
