@@ -142,7 +142,8 @@ static inline struct conn *connection(void *ctx, u64 sk, int side, u32 start, u3
 	if (!conn)
 		return 0;
 	if (!conn->opened) { // another program opens it, which may set the cursor behind the bytes of this call
-		count(LOST_GAP, 1);
+		if (!ANY_PORT)
+			count(LOST_GAP, 1);
 		return 0;
 	}
 	if (conn->silent) { // it was closed during its first call

@@ -159,6 +159,8 @@ static inline void forget(void *ctx, u64 sk)
 		agent_socks.delete(&sk);
 		return;
 	}
+	if (!conn->opened) // another program fills the entry: if it were deleted, that program might write into another connection's
+		return;
 	if (!conn->closed)
 		close_connection(ctx, sk, conn, 0);
 	if (conn->announced) {
