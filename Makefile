@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 BIN := .venv/bin
-# Tests that run beside all others, which use the kernel's hooks. They take half of the time.
+# Tests without hooks of the kernel: they run beside the others, and take about as long.
 BESIDE := tests/unit/console tests/unit/server tests/unit/connections tests/pipeline tests/vagrant
 
 .PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean

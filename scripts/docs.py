@@ -305,16 +305,16 @@ metric adds the two ends of a connection: pick a `side`. The pipeline has [metri
         """
 Every API of Kafka 3.9 and 4.3 is decoded in all its versions. Of a frame that was cut, the fields before the cut are
 decoded. Of a version that is newer than this release, the header is decoded. *header only*: the body never leaves the
-kernel. `make protocol` prints this table. [A second table](#strings-that-leave-the-kernel) names all strings that leave
-the kernel, also those of which nothing is kept.
+kernel. `make protocol` prints this table. [A second table](#strings-that-leave-the-kernel) names all strings of bodies
+that leave the kernel, also those of which nothing is kept.
 """,
         f"""\
 {coverage.markdown()}
 ## Strings that leave the kernel
 
-The numbers of a body that is not *header only* leave the kernel. So do these strings, by the names of their fields in
-Kafka's definition. Frames in the topic `kafka-probe.frames` contain them. Of every other string at most the length
-leaves.
+The client id in the header of each request leaves the kernel. Of a body that is not *header only* all numbers, ids and
+counts leave, and the strings below, by the names of their fields in Kafka's definition. Of other strings, and of fields
+of opaque bytes, at most the length leaves. Frames in the topic `kafka-probe.frames` contain what left.
 
 {coverage.copied_strings()}""",
     ),

@@ -106,7 +106,11 @@ class _Commands(click.Group):
         added = [name for name in self.list_commands(ctx) if name not in own]
         for title, names in (("Commands on this host", own), ("Commands that read the pipeline's tables", added)):
             found = ((name, self.get_command(ctx, name)) for name in names)
-            if rows := [(name, command.get_short_help_str(_SHORT_HELP)) for name, command in found if command]:
+            if rows := [
+                (name, command.get_short_help_str(_SHORT_HELP))
+                for name, command in found
+                if command and not command.hidden
+            ]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 

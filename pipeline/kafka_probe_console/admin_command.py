@@ -39,8 +39,8 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
     """Print who changed topics, permissions, quotas, configurations, groups or offsets, and with which result.
 
     `result`: ok, Kafka's names of errors, `partly` if not all topics or partitions failed, or that no response was
-    seen. It is unknown for APIs of which only headers leave the kernel, such as those of configurations. Offsets that
-    OffsetCommit sets, and records that DeleteRecords deletes, are not printed.
+    seen. An error of ACLs, quotas or groups may be that of one of several. The result is unknown for APIs of which only
+    headers leave the kernel, such as those of configurations. OffsetCommit and DeleteRecords are not printed.
     """
     if not tables.add("requests"):
         tables.require("traffic")
@@ -66,7 +66,7 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
         results AS (
             SELECT * EXCLUDE (failed, failed_topics, succeeded, errors, status), concat_ws(' ', CASE
                     WHEN NOT is_answered THEN 'no response seen'
-                    WHEN len(failed) > 0 AND len(succeeded) > 0 THEN 'partly: ' || errors
+                    WHEN status = 'complete' AND len(failed) > 0 AND len(succeeded) > 0 THEN 'partly: ' || errors
                     WHEN errors IS NOT NULL THEN errors
                     WHEN status = 'complete' THEN 'ok'
                 END, if(status IN ('complete', 'header_only'), NULL, '(' || status || ')')) AS result

@@ -6,8 +6,9 @@ statistics cannot match.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -101,8 +102,8 @@ class OpenTables:
             with self._cursor() as cursor, ThreadPoolExecutor(1) as thread:
                 for name, data in self._data.items():
                     cursor.register(name, data)
-                _result(cursor, thread.submit(cursor.execute, sql, values))
-                while rows := _result(cursor, thread.submit(cursor.fetchmany, _AT_ONCE)):
+                _asked(cursor, thread, cursor.execute, sql, values)
+                while rows := _asked(cursor, thread, cursor.fetchmany, _AT_ONCE):
                     yield from rows
         except duckdb.InterruptException:
             raise TableError("This takes too long: choose a shorter period.") from None
@@ -149,17 +150,25 @@ def opened(location: str) -> Iterator[OpenTables]:
         yield OpenTables(location, connection)
 
 
-def _result(cursor: duckdb.DuckDBPyConnection, question: Future[_Returned]) -> _Returned:
-    """Return the result of a question that another thread asks, and interrupt it on Ctrl-C.
+def _asked(
+    cursor: duckdb.DuckDBPyConnection, thread: Executor, ask: Callable[..., _Returned], *values: object
+) -> _Returned:
+    """Call a method of the cursor in another thread, and interrupt it on Ctrl-C. A second Ctrl-C ends the process.
 
     DuckDB notices Ctrl-C only between parts of a question, which may take minutes each.
     """
+    question: Future[_Returned] | None = None
     try:
+        question = thread.submit(ask, *values)
         return question.result()
     except KeyboardInterrupt:
-        while not question.done():  # an interrupt of a cursor that has not begun yet has no effect
-            cursor.interrupt()
-            wait([question], _AGAIN_S)
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            while question and not question.done():  # an interrupt of a cursor that has not begun yet has no effect
+                cursor.interrupt()
+                wait([question], _AGAIN_S)
+        finally:
+            signal.signal(signal.SIGINT, before)
         raise
 
 

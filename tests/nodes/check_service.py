@@ -106,6 +106,9 @@ def machine(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Ite
         wait_until(lambda: "starting" not in machine.run("systemctl is-system-running || true"), "the machine to boot")
         machine.run("echo KAFKA_PROBE_SINK=stdout >>/etc/kafka-probe/kafka-probe.env")
         assert "kafka-1:9092" in machine.run(f"{CHECK} || test $? = 3")  # there are none
+        machine.run("echo KAFKA_PROBE_BOOTSTRAP_SERVERS=other:9092 >>/etc/kafka-probe/kafka-probe.env")
+        assert "other:9092" in machine.run(f"{CHECK} || test $? = 3")
+        machine.run("sed -i /other:9092/d /etc/kafka-probe/kafka-probe.env")
         machine.run(START)
         machine.wait_attached()
         yield machine

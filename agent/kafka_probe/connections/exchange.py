@@ -32,8 +32,8 @@ LOSSES = {
     "request_limit": "`request` events without their response, because requests in flight exceed `--memory-limit`",
     "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions, or names with "
     "262,144 characters",
-    "administration_limit": "requests that changed the cluster and have no event, because there were too many in an "
-    "interval, of all peers or of theirs: look for a client that sends very many",
+    "administration_limit": "requests that changed the cluster and have no event, because all peers, or one peer, sent "
+    "too many in an interval: look for a client that sends very many",
 }
 ROWS, CHARACTERS = 4096, 1 << 18  # most entries of topics and partitions in an event, and most characters of names
 MOST_ADMINISTRATION = 4096  # entries in an interval, if only requests of administration are paired

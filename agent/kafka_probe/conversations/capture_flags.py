@@ -18,7 +18,7 @@ from kafka_probe.errors import UsageError
 
 _DEFAULT_BYTES = 1 << 30
 _LEAST_BYTES = 64 << 10
-_TO_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+_TO_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _EXAMPLE = "--pcapng - | wireshark -k -i -"
 
 
@@ -47,7 +47,7 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     Only its owner may read a new file, which is removed if nothing was written.
 
     Raises:
-        UsageError: it cannot be written, is a terminal or a link to a file, or belongs to another user.
+        UsageError: it cannot be written, is a terminal or a symbolic link, or belongs to another user.
     """
     if name == "-":
         _refuse_terminal(sys.stdout.isatty())
@@ -56,9 +56,10 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
     path = Path(name)
     is_new = not path.exists()
     try:
-        descriptor = _to_append(path)
+        descriptor = os.open(path, _TO_APPEND, mode=0o600)
     except OSError as error:
-        raise UsageError(f"The file {name!r} of --pcapng cannot be written: {error.strerror}.") from None
+        reason = "it is a symbolic link; name the file, or - for a pipe" if error.errno == ELOOP else error.strerror
+        raise UsageError(f"The file {name!r} of --pcapng cannot be written: {reason}.") from None
     try:
         with os.fdopen(descriptor, "ab") as file:
             _refuse_terminal(file.isatty())
@@ -70,20 +71,6 @@ def capture_output(name: str) -> Iterator[IO[bytes]]:
         with suppress(FileNotFoundError):
             if is_new and not path.stat().st_size:
                 path.unlink()
-
-
-def _to_append(path: Path) -> int:
-    """Open a file, which is created if absent, or the pipe or device that a link names; return its descriptor."""
-    try:
-        return os.open(path, _TO_APPEND | os.O_CREAT | os.O_NOFOLLOW, mode=0o600)
-    except OSError as error:
-        if error.errno != ELOOP:
-            raise
-    descriptor = os.open(path, _TO_APPEND)
-    if S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise UsageError(f"The file {str(path)!r} of --pcapng is a symbolic link: name the file itself.")
-    return descriptor
 
 
 def emptied(file: IO[bytes]) -> IO[bytes]:
