@@ -35,7 +35,8 @@ def grown_by(make: Callable[[], object], times: int) -> float:
     try:
         made = make()
         gc.collect()
-        return tracemalloc.get_traced_memory()[0] / times if made else 0.0
+        assert made, "nothing was kept"
+        return tracemalloc.get_traced_memory()[0] / times
     finally:
         tracemalloc.stop()
 

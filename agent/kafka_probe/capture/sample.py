@@ -112,6 +112,12 @@ Sample = npt.NDArray[Any]
 """One element of such an array."""
 
 
+def sample_of(packed: bytes) -> Sample:
+    """Return a sample of its bytes, in which it takes two thirds of the memory."""
+    sample: Sample = np.frombuffer(packed, SAMPLE)[0]
+    return sample
+
+
 def unpack(sample: Sample, layout: np.dtype[Any]) -> dict[str, Any]:
     """Return the fields of a sample's data as Python values: single NumPy values are slow."""
     return dict(zip(layout.names or (), np.frombuffer(sample["data"].tobytes(), layout, 1).item(), strict=True))

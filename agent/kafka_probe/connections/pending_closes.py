@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Self
 
-import numpy as np
-
-from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample, Samples
+from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample, Samples, sample_of
 from kafka_probe.connections.close_reason import JUST_NS, closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
@@ -73,8 +71,7 @@ class PendingClose:
 
     @property
     def sample(self) -> Sample:
-        sample: Sample = np.frombuffer(self.packed, SAMPLE)[0]
-        return sample
+        return sample_of(self.packed)
 
 
 class PendingCloses:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from kafka_probe.capture.sample import OPEN_DATA, Protocol, Sample, SampleKind, Samples
+from kafka_probe.capture.sample import OPEN_DATA, Protocol, Sample, SampleKind, Samples, sample_of
 from kafka_probe.connections import conntrack
 from kafka_probe.connections.activity import ACTIVITY_BYTES, ACTIVITY_LIMIT, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
@@ -77,7 +77,7 @@ class Tracker:
         self._listed = ListedConnections(bounds.connections)
         self._unreported: dict[int, Connection] = {}  # by `conn_id`
         self._lost_unreported: deque[Connection] = deque()  # those whose close was lost
-        self._resets: deque[Sample] = deque()
+        self._resets: deque[bytes] = deque()  # their samples
         self._repeats = Repeats(open_interval_s)
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
@@ -157,7 +157,7 @@ class Tracker:
                 self._pending_closes.note_listener(sample)
             case SampleKind.RESET:
                 if len(self._resets) < self._bounds.closes * _RESETS_PER_SLOT // 2 and self._has_slot_for_close():
-                    self._resets.append(sample.copy())
+                    self._resets.append(sample.tobytes())
                 else:
                     self._leave_out("reset_limit", "reset")
 
@@ -258,7 +258,7 @@ class Tracker:
         for _ in range(len(self._resets)):
             if limit.is_over(ReportPart.RESETS):
                 break
-            yield reset_event(self._resets.popleft(), clock)
+            yield reset_event(sample_of(self._resets.popleft()), clock)
         while opened and not limit.is_over(ReportPart.OPENS):
             connection, nat = opened.popleft(), next(nats)
             if self._unreported.pop(connection.conn_id, None):
@@ -287,7 +287,7 @@ class Tracker:
 
         settled_ns: time up to which closes were settled.
         """
-        left = [int(self._resets[0]["ts_ns"])] if self._resets else []
+        left = [int(sample_of(self._resets[0])["ts_ns"])] if self._resets else []
         if (oldest_ns := self._pending_closes.oldest_settled_ns) is not None:
             left.append(oldest_ns)
         return min((settled_ns, *(ns - 1000 for ns in left)))  # events have microseconds
