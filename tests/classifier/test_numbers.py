@@ -70,7 +70,7 @@ def test_requests_in_flight_beyond_those_that_a_connection_keeps(broker: Classif
         answered(broker, response(METADATA, 12, ID).wire)
     for _ in range(34):
         answered(broker, FETCHED.wire)
-    assert apis_of(broker, FETCHED) <= {FETCH, 255}
+    assert apis_of(broker, FETCHED) in ({FETCH}, {255}, {FETCH, 255})
 
 
 def test_requests_behind_raw_tokens(broker: Classifier) -> None:
@@ -90,4 +90,4 @@ def test_requests_behind_raw_tokens(broker: Classifier) -> None:
     asked(broker, request(FETCH, 4, ID).wire)
     answered(broker, response(LIST_OFFSETS, 1, ID).wire)
     answered(broker, FETCHED.wire)
-    assert apis_of(broker, FETCHED) <= {FETCH, 255}
+    assert apis_of(broker, FETCHED) in ({FETCH}, {255}, {FETCH, 255})

@@ -80,7 +80,9 @@ def test_requests_records_and_bytes_per_topic_are_those_on_the_wire(run: Run) ->
 
 def test_the_broker_side_tells_the_bytes_of_every_fetch(run: Run) -> None:
     """The broker sends records by sendfile, so they are not in its memory and are reported as uncounted."""
-    for key, traffic in by_topic(run.seen, "server").items():
+    seen = by_topic(run.seen, "server")
+    assert seen.keys() == run.wire.topics.keys()
+    for key, traffic in seen.items():
         assert (traffic.requests, traffic.bytes) == (run.wire.topics[key].requests, run.wire.topics[key].bytes), key
 
 

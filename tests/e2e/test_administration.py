@@ -38,6 +38,7 @@ def test_changes_by_tools_of_two_families_are_events_with_their_results(tmp_path
             admin.delete_topics(["orders"])
             admin.close()
             found = watched.wait_for(len(CHANGES), "the changes to be reported", kind="request")
+        assert len(watched.events(kind="request")) == len(CHANGES)
     changes = [(one["api"], one["error_names"], sorted({row["topic"] for row in one["topics"]})) for one in found]
     assert changes == CHANGES
     assert [one["workload"]["comm"] == "java" for one in found] == [False, True, True, False]

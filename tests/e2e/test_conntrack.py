@@ -67,22 +67,25 @@ def test_each_end_of_a_masqueraded_connection_is_given_the_other_side(tmp_path: 
 
 
 def test_what_is_not_translated_or_not_tracked_has_no_other_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conntrack, "ASKED_AT_ONCE", 3)
+    monkeypatch.setattr(conntrack, "ASKED_AT_ONCE", 4)
     with nat() as network, network.gateway.inside():
         client, broker = connect(network)
-        with client, broker:
+        with network.broker.inside():
+            listener = socket.create_server((network.broker.address, 0))
+        with client, broker, listener, socket.create_connection(listener.getsockname(), timeout=10) as direct:
             ends = names(client)
             asked = Conntrack()
             beyond, *others = asked.translations(
                 [
                     identity(ends, server_side=False),
+                    identity(names(direct), server_side=False),  # tracked, and not translated
                     identity(("10.57.1.99:1", ends[1]), server_side=False),
                     identity(("[2001:db8::1]:1", "[2001:db8::2]:2"), server_side=True),
                     identity(ends, server_side=False),
                 ]
             )
     assert beyond
-    assert others == [None, None, None]
+    assert others == [None] * 4
     assert asked.not_asked == 1
 
 

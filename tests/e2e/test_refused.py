@@ -43,3 +43,4 @@ def test_the_request_for_which_a_broker_closes_is_refused_and_no_other(tmp_path:
             expected = {side: Counter(records=3, refused_records=1) for side in ("client", "server")}
             wait_until(lambda: sums(watched.events(kind="flow")) == expected, "the refusal to be reported")
             producer.close(timeout=10)
+        assert sums(watched.events(kind="flow")) == expected

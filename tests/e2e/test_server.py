@@ -157,6 +157,7 @@ def test_errors_latencies_and_ends_are_those_of_the_events(seen: Seen) -> None:
     others = [e for e in seen.events if e["kind"] == "close" and not is_internal(e["client"]["id"])]
     closes = summed(((e["side"], e["how"], e["closed_by"]), 1) for e in others)
     assert counted(seen.metrics, "connections_closed_total", "side", "how", "closed_by") == closes
+    assert all((errors, latencies, closes))
 
 
 def test_losses_and_the_agents_own_cost_are_those_of_its_last_event(seen: Seen) -> None:

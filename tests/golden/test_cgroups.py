@@ -94,6 +94,9 @@ def test_an_owner_is_found_in_its_container(
             for mount_point in mount_points(kind):
                 put(process.pid, mount_point, path)
         own = paths(process.pid)
+        placed = {path for kind, path in (("cgroup", in_v1), ("cgroup2", in_v2)) if mount_points(kind)}
+        assert placed
+        assert placed <= own
         process.stdin.write(b"\n")
         with listener.accept()[0] as server:
             receive_all(server, len(FRAME))

@@ -14,6 +14,7 @@ from itertools import product
 
 import pytest
 
+from kafka_probe.capture.compiler import HOP_RUNS, HOPS, RUNS
 from tests.builders.trees import message_of
 from tests.builders.wire import (
     API_VERSIONS,
@@ -47,7 +48,7 @@ from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root
 
-BEYOND_ALL_HOPS = range(1, 90_001)  # correlation ids of so many frames
+BEYOND_ALL_HOPS = range(1, HOP_RUNS * HOPS + 6 * RUNS)  # correlation ids of more frames than a call follows and skips
 CARRIER = BEYOND_ALL_HOPS.stop  # that of the frame with the plants; those planted go on from it
 PLANTED = range(CARRIER, CARRIER + 6)
 TOPIC = MARKER.decode()

@@ -46,4 +46,4 @@ def test_owners_are_found_in_their_containers(layout: str, series: str) -> None:
     assert report, log.read_text()
     result = json.loads(report)
     assert (result["failures"], outcome.status) == ({}, 0)
-    assert len(result["tests"]) == 10
+    assert [*result["tests"].values()] == ["passed"] * 10

@@ -5,6 +5,7 @@ Part of `make test-kernels`, not of `make test`: each starts a machine for it.
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from tests.kernel.archive import kernel
@@ -35,6 +36,7 @@ def test_a_guest_that_panics_is_no_success() -> None:
 def test_a_guest_that_hangs_is_stopped() -> None:
     with pytest.raises(LabError, match="not done after 1 s"):
         run(kernel(SERIES), root_disk(), Job({}, "read never"), LOGS / "hang.log", timeout_s=1)
+    assert [child for child in psutil.Process().children() if child.name().startswith("qemu")] == []
 
 
 def test_a_kernel_that_was_fetched_needs_nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:

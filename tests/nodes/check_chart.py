@@ -312,7 +312,9 @@ def test_the_guides_values_and_command_render_what_it_then_looks_at(tmp_path: Pa
     command = [here.get(word, word) for word in arguments.split()]
     documents = parsed(helm("template", "--kube-version", NEWEST, *command))
     assert re.findall(r"^helm uninstall (.+)$", guide, re.MULTILINE) == [" ".join((command[0], *command[2:4]))]
-    for namespace, name in re.findall(r"^kubectl --namespace (\S+) .*daemonset/(\S+)", guide, re.MULTILINE):
+    looked_at = re.findall(r"^kubectl --namespace (\S+) .*daemonset/(\S+)", guide, re.MULTILINE)
+    assert looked_at
+    for namespace, name in looked_at:
         metadata = one(documents, "DaemonSet")["metadata"]
         assert (metadata["namespace"], metadata["name"]) == (namespace, name)
     agent = container(documents)

@@ -28,11 +28,11 @@ def test_all_are_reported_within_30_seconds_of_the_start(many: Figures) -> None:
 
 def test_the_kernel_has_a_kilobyte_of_each(none: Figures, many: Figures) -> None:
     """An entry of a map takes a power of two, so a slightly larger entry would take twice as much."""
-    assert (many["kernel_bytes"] - none["kernel_bytes"]) / CONNECTIONS <= 1024
+    assert 512 < (many["kernel_bytes"] - none["kernel_bytes"]) / CONNECTIONS <= 1024
 
 
 def test_the_agent_has_two_kilobytes_of_each_at_most(none: Figures, many: Figures) -> None:
-    assert (many["agent_bytes"] - none["agent_bytes"]) / CONNECTIONS <= 2048
+    assert 0 < (many["agent_bytes"] - none["agent_bytes"]) / CONNECTIONS <= 2048
 
 
 def test_while_they_are_silent_the_agent_takes_no_two_percent_of_a_core(many: Figures) -> None:

@@ -168,4 +168,4 @@ def test_the_units_example_of_variables_holds_no_value_in_force() -> None:
 
 def test_the_start_of_a_spark_pod_passes_shellcheck() -> None:
     checked = subprocess.run(["shellcheck", DEPLOY / "spark.sh"], capture_output=True, text=True)
-    assert checked.stdout == ""
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

@@ -172,4 +172,6 @@ def test_an_error_of_the_command_is_text(
     monkeypatch.setattr(cli, "commands", fails)
     monkeypatch.setattr("sys.argv", ["kafka-probe"])
     assert cli.execute() == StartError.exit_code
-    assert not unsafe(capsys.readouterr().err)
+    shown = capsys.readouterr().err
+    assert shown.startswith("kafka-probe: Cannot read ")
+    assert not unsafe(shown)

@@ -91,15 +91,18 @@ def test_a_backend_that_fails_keeps_nothing_in_the_kernel(cache_dir: Path) -> No
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_no_module_is_imported_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_module_is_imported_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for module in ("resource", "tempfile", "ctypes", "struct"):
         (tmp_path / f"{module}.py").write_text("from pathlib import Path; Path('planted').touch()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(kafka_probe.__file__).parents[1]))
-    with pytest.raises(StartError), closing(Programs.load("none", "ring", OPTIONS, [])):
+    with pytest.raises(StartError, match="KeyError: 'none'"), closing(Programs.load("none", "ring", OPTIONS, [])):
         pass
     with closing(Listing((9,), "both", Path("/proc/self/ns/net"), 0)) as listing:
         wait_until(lambda: listing.take(1) is not None, "the list")
+    assert caplog.messages == []
     assert not (tmp_path / "planted").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -64,9 +65,10 @@ def test_both_ends_of_a_connection_with_their_process(port: int, server: str) ->
 
 
 @pytest.mark.root
-def test_the_agents_own_connections_are_left_out(port: int) -> None:
+def test_the_agents_own_connections_are_left_out(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with conversation(port):
         assert listed(port, agent_tgid=os.getpid()) == []
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(("side", "server_side"), [("server", True), ("client", False)])
@@ -96,9 +98,10 @@ def test_a_connection_that_is_not_accepted_yet_has_no_process(port: int) -> None
         assert [owner.pid for _, owner in listed(port)] == [os.getpid(), 0]
 
 
-def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
+def test_listening_sockets_and_other_ports_are_none(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with conversation(free_port()), socket.create_server(("127.0.0.1", port)):
         assert listed(port, Path("/proc/self/ns/net")) == []
+    assert caplog.messages == []
 
 
 @pytest.mark.root
@@ -130,7 +133,7 @@ def test_a_kernel_that_does_not_list_tcp_is_an_error_and_no_empty_list() -> None
 def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
     listing = Listing((port,), "both", None, 0)
     listing.close()
-    assert listing._process.returncode is not None
+    assert listing._process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.root

@@ -136,7 +136,9 @@ def test_both_events_say_whose_connection_it_was(tracker: Tracker) -> None:
     owner = os.getpid()
     take(tracker, opened(0xABC, server_side=True, local=broker, peer=client, tgid=owner, netns=7, tx_base=1, rx_base=2))
     tracker.close(closed(0xABC)[0])
-    for event in events(tracker):
+    both = events(tracker)
+    assert [event["kind"] for event in both] == ["open", "close"]
+    for event in both:
         assert event["side"] == "server"
         assert (event["local"], event["peer"]) == ("10.0.0.1:9092", "10.0.0.7:40001")
         assert (event["flow_id"], event["conn_id"]) == ("0000000200000001", "0000000000000abc")

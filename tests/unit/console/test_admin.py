@@ -120,3 +120,4 @@ def test_the_text_names_who_did_what(tables: Path) -> None:
     lines = asked(admin, tables, "--filter", f"api = {CREATE} and client = {ADMIN}").stdout.splitlines()
     assert "CreateTopics" in lines[1]
     assert "invoices, orders" in lines[1]
+    assert ADMIN in lines[1]

@@ -319,13 +319,15 @@ def test_a_large_produce_is_matched_with_its_response(tmp_path: Path) -> None:
 
 def test_a_gigabyte_of_responses_is_a_small_file() -> None:
     connection, stream = PacketMaker(*ends("10.0.0.1:1", "10.0.0.2:9092"), 1, 1), BytesIO()
-    output, size = CaptureFile(stream, 1 << 30), 100 << 20
+    output, size, shown_bytes = CaptureFile(stream, 1 << 30), 100 << 20, 0
     for _ in range(10):
         wire = WireFrame([b"head", Zeros(size - 4)])
         for packet in connection.frame(
             1, connection.sequence(response=True), wire, size, output.may_fill, response=True
         ):
-            output.write(packet)
+            assert output.write(packet)
+            shown_bytes += packet.size
+    assert shown_bytes > 10 * size
     assert len(stream.getvalue()) < 5_000_000
 
 

@@ -88,6 +88,7 @@ def test_a_filter_is_bounded() -> None:
         " or ".join([comparison] * (MOST_COMPARISONS + 1)),
         "not " * MOST_DEPTH + comparison,
         "(" * 10_000 + comparison,
+        "(" * 1000 + comparison + ")" * 1000,
         comparison + " " * MOST_CHARACTERS,
     ):
         with pytest.raises(UsageError):

@@ -232,7 +232,9 @@ def test_what_matters_of_each_api_is_named(archive: Archive) -> None:
 def test_hostile_names_are_text_in_a_terminal_and_in_csv(archive: Archive) -> None:
     flags = ("--correlation-id", "30")
     for output in ((), ("--json",), ("--conversation",)):
-        assert "\x1b" not in archive.inspect(*flags, *output).output
+        shown = archive.inspect(*flags, *output).output
+        assert "=1+1" in shown
+        assert "\x1b" not in shown
     (row,) = csv.DictReader(StringIO(archive.inspect(*flags, "--csv").output))
     assert row["client"] == r"'=1+1\x1b[31m[/x]"
     assert row["latency_us"] == ""

@@ -42,6 +42,7 @@ def test_every_version_has_its_size_and_the_bytes_that_were_not_withheld(api: Ap
             kept = flat(rebuilt)
             assert {one for one, other in zip(kept, wire, strict=True) if one != other} <= {0}, message
             assert sum(one != other for one, other in zip(kept, wire, strict=True)) <= rebuilt.zeros, message
+            assert rebuilt.zeros == len(wire) - (8 if response else 12) - len(message.data), message
 
 
 def test_a_record_set_becomes_the_header_of_an_empty_batch_and_zeros() -> None:

@@ -94,7 +94,8 @@ def long_page() -> Iterator[Served]:
 
 def is_whole(answer: bytes) -> bool:
     head, _, body = answer.partition(b"\r\n\r\n")
-    return f"\r\ncontent-length: {len(body)}".encode() in head
+    length = f"\r\ncontent-length: {len(body)}\r\n".encode()
+    return head.startswith(b"HTTP/1.1 200 ") and length in head + b"\r\n"
 
 
 @pytest.mark.parametrize("parts", [[b"\r\n\r\n"], [b"Content-Length: 2\r\n\r\n", b"xy"], [b"\r\n", b"\r\n"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -150,7 +151,9 @@ def test_stopping_does_not_wait_longer_than_its_deadline() -> None:
     worker = Worker("test", outbox, deliver)
     worker.start()
     outbox.put([b"1\n"])
+    began_s = time.monotonic()
     worker.stop(0.05)
+    assert time.monotonic() - began_s < 5
     assert outbox.lost["sink_unsent_at_exit"] == 1
     released.set()
     worker.join(5)

@@ -246,6 +246,7 @@ def test_of_a_torn_file_the_whole_lines_are_delivered_and_the_others_counted(tmp
     assert segment
     spool.close()
     content = (tmp_path / segment.name).read_bytes()
+    delivered = set[int]()
     for length in range(0, len(content), 5):
         (tmp_path / segment.name).write_bytes(content[:length])
         spool = Spool(tmp_path, MIB)
@@ -256,6 +257,8 @@ def test_of_a_torn_file_the_whole_lines_are_delivered_and_the_others_counted(tmp
         assert arrived == list(range(len(arrived)))
         assert outbox.lost["sink_spool_damaged"] == 20 - len(arrived)
         assert files(tmp_path) == []
+        delivered.add(len(arrived))
+    assert {0, 20} < delivered
 
 
 @pytest.mark.parametrize("position", [0, 5, 12, 100, -6, -1])
@@ -269,7 +272,7 @@ def test_a_file_with_a_wrong_byte_is_counted_and_not_sent(
     content[position] ^= 0xFF
     file.write_bytes(content)
     whole = opened.read(segment).events
-    assert whole in (0, 20)  # gzip does not check the time in its header
+    assert whole == (20 if position == 5 else 0)  # gzip does not check the time in its header
     assert caplog.text.count("lost 0") == (whole == 0)
 
 
