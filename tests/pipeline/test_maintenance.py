@@ -121,6 +121,7 @@ def test_the_job_maintains_its_tables_at_intervals_and_goes_on_after_a_failure(
     table: Table, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = Path(table.path)
+    assert files(table) == BATCHES * DAYS
     hidden = directory.rename(tmp_path / "hidden")
     (directory / "_delta_log").mkdir(parents=True)
     (directory / "_delta_log" / f"{0:020}.json").write_text("no commit\n")

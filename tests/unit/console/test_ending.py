@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 
@@ -38,6 +39,15 @@ def test_a_table_that_was_not_read_to_its_end_does_not_abort_the_process(tmp_pat
         assert ended.stdout.startswith("kafka-probe ")
 
 
+@pytest.fixture
+def _ctrl_c_interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt: a shell starts what runs beside something else with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_interrupts")
 def test_ctrl_c_ends_a_question(tmp_path: Path) -> None:
     question = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
     Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
