@@ -18,6 +18,7 @@ _AGENT = {
     "p99_ratio_noise": ("the same without the agent", 1, ".2f"),
     "agent_cpu_us_per_request": ("CPU of the agent per Kafka request, watching the broker's end, in µs", 1, ".1f"),
     "agent_both_ends_cpu_us_per_request": ("watching both ends of each connection", 1, ".1f"),
+    "agent_all_frames_cpu_us_per_request": ("watching the broker's end with `--archive all`", 1, ".1f"),
     "tcpdump_cpu_us_per_request": ("for comparison: `tcpdump -w`, which decodes nothing", 1, ".1f"),
     "tshark_cpu_us_per_request": ("`tshark`, which decodes Kafka and knows no processes", 1, ".0f"),
     "kernel_ns_per_request_tracepoint": ("kernel time of the hooks per request, in µs", 1000, ".1f"),
