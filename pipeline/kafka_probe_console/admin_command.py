@@ -1,4 +1,4 @@
-"""The command `kafka-probe admin`: who changed topics, permissions, quotas, configurations, groups or offsets."""
+"""The command `kafka-probe admin`: who changed topics, ACLs, quotas, configurations, groups or offsets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Examples:
 )
 @prints_view()
 def admin(tables: OpenTables, period: Period) -> AnswerView:
-    """Print who changed topics, permissions, quotas, configurations, groups or offsets, and with which result.
+    """Print who changed topics, ACLs, quotas, configurations, groups or offsets, and with which result.
 
     `result`: ok, Kafka's names of errors, `partly` if not all topics or partitions failed, or that no response was
     seen. An error of ACLs, quotas or groups may be that of one of several. The result is unknown for APIs of which only

@@ -1,4 +1,4 @@
-"""The APIs that change a cluster: its topics, permissions, quotas, configurations, groups and offsets."""
+"""The APIs that change a cluster: its topics, ACLs, quotas, configurations, groups and offsets."""
 
 from __future__ import annotations
 
