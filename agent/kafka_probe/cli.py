@@ -14,7 +14,6 @@ import sys
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ import click
 
 import kafka_probe
 from kafka_probe import events
+from kafka_probe.command_group import CommandGroup
 from kafka_probe.config import (
     Config,
     DaemonConfig,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ADDED = "kafka_probe.commands"
 CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConfig.model_fields]
 
 
@@ -87,35 +86,7 @@ def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
-_SHORT_HELP = 150  # characters
-
-
-class _Commands(click.Group):
-    """The commands of the agent, and those that packages add by an entry point in the group kafka_probe.commands."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *entry_points(group=_ADDED).names})
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        added = entry_points(group=_ADDED, name=name)
-        return super().get_command(ctx, name) or next((entry.load() for entry in added), None)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print a section with the agent's own commands, and one with those that packages add."""
-        own = super().list_commands(ctx)
-        added = [name for name in self.list_commands(ctx) if name not in own]
-        for title, names in (("Commands on this host", own), ("Commands that read the pipeline's tables", added)):
-            found = ((name, self.get_command(ctx, name)) for name in names)
-            if rows := [
-                (name, command.get_short_help_str(_SHORT_HELP))
-                for name, command in found
-                if command and not command.hidden
-            ]:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(kafka_probe.__version__, message="%(prog)s %(version)s")
 def commands() -> None:
     """Show who uses Kafka brokers, on this host or from the pipeline's tables, and why connections end.
