@@ -1,6 +1,7 @@
 """Pairs requests with their responses, for `request` events.
 
-By default it pairs only requests that change the cluster: `pair_all`. Anybody can send these, so they have a limit.
+Without `--requests` it pairs only requests that change the cluster, see `pair_all`. Anybody can send these, so they
+have a limit.
 
 Kafka answers the requests of a connection in order. The kernel has matched each response to its request, so the
 correlation id finds the request here.
@@ -170,8 +171,9 @@ class Exchanges:
             return True
         named = sum(max(len(topic.partitions), 1) for topic in facts.topics)
         # At most half, so that a request that names very many is paired if there are few others.
-        entries, used = min(EVENT_ENTRIES + named, MOST_ADMINISTRATION // 2), self._entries
-        fits = used + entries <= MOST_ADMINISTRATION and self._shares.take(connection.sharing_peer, entries, used)
+        entries = min(EVENT_ENTRIES + named, MOST_ADMINISTRATION // 2)
+        used = self._entries + entries  # with this one, because two could take all
+        fits = used <= MOST_ADMINISTRATION and self._shares.take(connection.sharing_peer, entries, used)
         self._entries += entries * fits
         self.losses["administration_limit"] += not fits
         return fits

@@ -292,10 +292,13 @@ def test_requests_of_administration_are_paired_alone_within_the_share_of_their_p
     (event,) = seen(delete(1, "orders", correlation_id=2), unknown)
     assert (event["api"], event["response_bytes"]) == ("DeleteTopics", 9)
     count, entries = MOST_ADMINISTRATION // EVENT_ENTRIES, EVENT_ENTRIES + 1
-    # One peer may use half of the limit, and an eighth of it when more is used.
-    admitted = MOST_ADMINISTRATION // 2 // entries + MOST_ADMINISTRATION // 8 // entries
+    # One peer may use half of the limit, of which the request above has a part, and an eighth of it when more is used.
+    admitted = MOST_ADMINISTRATION // 2 // entries - 1 + MOST_ADMINISTRATION // 8 // entries
     assert len(seen(*(delete(1, "x", correlation_id=3) for _ in range(count)))) == admitted
     assert watched.exchanges.losses["administration_limit"] == count - admitted
+    watched.exchanges.begin_interval()
+    many = [f"{number}" for number in range(MOST_ADMINISTRATION // 2)]
+    assert len(seen(*(by_hand("DeleteTopics", 4, {"TopicNames": many}, correlation_id=3) for _ in range(4)))) == 1
     watched.exchanges.begin_interval()
     (event,) = seen(delete(1, "y", correlation_id=4), delete(1, "z", correlation_id=4))
     assert [row["topic"] for row in event["topics"]] == ["y"]
