@@ -67,7 +67,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     ),
 }
 
-# Permissions and quotas: error codes are copied, names of users, hosts and resources are not.
+# ACLs and quotas: error codes are copied, names of users, hosts and resources are not.
 _ACL = frozenset({"ResourceName", "Principal", "Host", "ErrorMessage"})
 _ACL_FILTER = frozenset({"ResourceNameFilter", "PrincipalFilter", "HostFilter"})
 _QUOTA = frozenset({"EntityType", "EntityName", "Key", "ErrorMessage"})
@@ -88,7 +88,8 @@ HIDDEN: dict[str, frozenset[str]] = {
 # Strings of these bodies of which not even the length is copied, by field name: an empty string replaces each.
 EMPTIED: dict[str, frozenset[str]] = {
     "CreateTopics": frozenset({"Value", "ErrorMessage"}),  # the message repeats a rejected value
-    "StreamsGroupHeartbeat": frozenset({"Value"}),  # configurations of topics in the topology, and tags of clients
+    # Configurations of topics in the topology, tags of clients, and errors of the topics that the broker created.
+    "StreamsGroupHeartbeat": frozenset({"Value", "StatusDetail"}),
     "StreamsGroupDescribe": frozenset({"Value"}),
 }
 
