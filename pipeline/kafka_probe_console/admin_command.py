@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _TIME = "least(ts, received_ts)"
 """The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
-_NAME = "coalesce(t.topic, t.topic_id)"
 _SAME = """one.flow_id = answered.flow_id AND one.correlation_id = answered.correlation_id AND one.api = answered.api
-    AND one.use = answered.use AND one.topics IS NOT DISTINCT FROM answered.topics"""
+    AND one.use = answered.use AND one.api_version = answered.api_version
+    AND one."group" IS NOT DISTINCT FROM answered."group" AND one.topics IS NOT DISTINCT FROM answered.topics"""
 """The condition that both ends report the same request."""
 _ADMINISTRATION = f"api_key IN ({', '.join(str(int(key)) for key in sorted(ADMINISTRATION))})"
 _KNOWN = f"SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM requests WHERE {_ADMINISTRATION}"
@@ -40,7 +40,8 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
 
     `result`: ok, Kafka's names of errors, `partly` if not all topics or partitions failed, or that no response was
     seen. An error of ACLs, quotas or groups may be that of one of several. The result is unknown for APIs of which only
-    headers leave the kernel, such as those of configurations. OffsetCommit and DeleteRecords are not printed.
+    headers leave the kernel, such as those of configurations. OffsetCommit and DeleteRecords are not printed, nor are
+    topics that brokers create when a client asks for their metadata.
     """
     if not tables.add("requests"):
         tables.require("traffic")
@@ -51,12 +52,12 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
             SELECT {_TIME} AS time, api, client.id AS client, side, local, peer, node, api_version, "group", flow_id,
                 correlation_id, latency_us / 1000 AS latency_ms, {library_of("client")} AS library,
                 {process_of()} AS process, {workload_of(tables, "requests")} AS workload,
-                {_joined(f"list_transform(topics, lambda t: {_NAME})")} AS topics,
-                list_filter(topics, lambda t: t.error != 0) AS failed,
+                {_joined(_names("true"))} AS topics,
+                len(list_filter(topics, lambda t: t.error != 0)) > 0 AS failed,
                 -- An error of a topic is one of all its partitions.
-                list_transform(list_filter(topics, lambda t: t.error != 0 AND t.partition IS NULL), lambda t: {_NAME})
-                    AS failed_topics,
-                list_filter(topics, lambda t: t.error = 0 AND NOT list_contains(failed_topics, {_NAME})) AS succeeded,
+                NOT list_has_all(
+                    {_names("t.error != 0 AND t.partition IS NULL")}, {_names("t.error = 0")}
+                ) AS succeeded,
                 {_joined("list_transform(error_names, lambda one: one.key)")} AS errors, status,
                 response_bytes IS NOT NULL AS is_answered,
                 -- A client may use a correlation id again.
@@ -64,9 +65,9 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
             FROM requests WHERE {where} AND {_ADMINISTRATION}
         ),
         results AS (
-            SELECT * EXCLUDE (failed, failed_topics, succeeded, errors, status), concat_ws(' ', CASE
+            SELECT * EXCLUDE (failed, succeeded, errors, status), concat_ws(' ', CASE
                     WHEN NOT is_answered THEN 'no response seen'
-                    WHEN status = 'complete' AND len(failed) > 0 AND len(succeeded) > 0 THEN 'partly: ' || errors
+                    WHEN status = 'complete' AND failed AND succeeded THEN 'partly: ' || errors
                     WHEN errors IS NOT NULL THEN errors
                     WHEN status = 'complete' THEN 'ok'
                 END, if(status IN ('complete', 'header_only'), NULL, '(' || status || ')')) AS result
@@ -77,7 +78,8 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
         SELECT one.* REPLACE (nullif(coalesce(answered.result, one.result), '') AS result,
                 coalesce(answered.latency_ms, one.latency_ms) AS latency_ms),
             one.local AS address, one.peer AS broker
-        FROM of_clients one LEFT JOIN of_brokers answered ON {_SAME} AND NOT one.is_answered AND answered.is_answered
+        -- A client may change its buffers before its agent reads them.
+        FROM of_clients one LEFT JOIN of_brokers answered ON {_SAME} AND answered.is_answered
         UNION ALL BY NAME
         SELECT answered.* REPLACE (nullif(result, '') AS result, NULL AS process, NULL AS workload, NULL AS node),
             peer AS address, local AS broker
@@ -97,6 +99,11 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
         subject="administrative request",
         known=_KNOWN,
     )
+
+
+def _names(condition: str) -> str:
+    """Return the SQL of a list of the names, or ids, of those `topics` t that fulfil a condition."""
+    return f"list_transform(list_filter(topics, lambda t: {condition}), lambda t: coalesce(t.topic, t.topic_id))"
 
 
 def _joined(names: str) -> str:

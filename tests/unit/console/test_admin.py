@@ -103,6 +103,22 @@ def test_a_correlation_id_that_is_used_again_hides_no_change(tmp_path: Path) -> 
     assert found == [("more junk", "server"), ("orders", "server"), ("junk", "client")]
 
 
+def test_a_client_cannot_change_what_its_broker_reports(tmp_path: Path) -> None:
+    rows = [
+        change("client", DELETE, 1, "orders", error_names={"TOPIC_AUTHORIZATION_FAILED": 1}),
+        change("server", DELETE, 1, "orders"),
+        change("client", "DeleteGroups", 2, group="own"),
+        change("server", "DeleteGroups", 2, group="billing"),
+    ]
+    write_rows(tmp_path, "requests", rows)
+    found = {(row["topics"], row["group"], row["result"], row["side"]) for row in answered(admin, tmp_path)}
+    assert found == {
+        (None, "billing", "ok", "server"),
+        (None, "own", "ok", "client"),
+        ("orders", None, "ok", "client"),
+    }
+
+
 def test_without_a_change_it_names_the_nearest(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(KafkaProbeError, match=r"No administrative request .* matches\. The nearest .* was at "):
         answered(admin, tables, "--since", "1m")
