@@ -37,7 +37,7 @@ _Returned = TypeVar("_Returned")
 
 
 class OpenTables:
-    """The tables below a directory or URI, for questions in SQL. Values are bound parameters, never text of SQL.
+    """The tables below a directory or URI, for queries in SQL. Values are bound parameters, never text of SQL.
 
     Columns of maps, such as `errors`, are lists of structs with `key` and `value`.
     """
@@ -46,11 +46,11 @@ class OpenTables:
         self._location = location.rstrip("/")
         self._connection = connection
         self._data: dict[str, Dataset] = {}
-        self._asking: list[duckdb.DuckDBPyConnection] = []
+        self._running: list[duckdb.DuckDBPyConnection] = []
         self._time_is_over = Event()
 
     def add(self, name: str) -> bool:
-        """Let questions use a table by its name; return False if there is no such table.
+        """Let queries use a table by its name; return False if there is no such table.
 
         Raises:
             TableError: it cannot be read.
@@ -69,7 +69,7 @@ class OpenTables:
         return True
 
     def require(self, name: str) -> None:
-        """Let questions use a table by its name.
+        """Let queries use a table by its name.
 
         Raises:
             TableError: there is no such table, or it cannot be read.
@@ -102,8 +102,8 @@ class OpenTables:
             with self._cursor() as cursor, ThreadPoolExecutor(1) as thread:
                 for name, data in self._data.items():
                     cursor.register(name, data)
-                _asked(cursor, thread, cursor.execute, sql, values)
-                while rows := _asked(cursor, thread, cursor.fetchmany, _AT_ONCE):
+                _run(cursor, thread, cursor.execute, sql, values)
+                while rows := _run(cursor, thread, cursor.fetchmany, _AT_ONCE):
                     yield from rows
         except duckdb.InterruptException:
             raise TableError("This takes too long: choose a shorter period.") from None
@@ -114,7 +114,7 @@ class OpenTables:
 
     @contextmanager
     def time_limit(self, limit_s: float) -> Iterator[None]:
-        """End the questions of the block with TableError once it has taken so long."""
+        """End the queries of the block with TableError once it has taken so long."""
         over = Event()
         Thread(target=self._end_all, args=(limit_s, over), daemon=True).start()
         try:
@@ -127,18 +127,18 @@ class OpenTables:
         if self._time_is_over.is_set():
             raise duckdb.InterruptException
         with self._connection.cursor() as cursor:
-            self._asking.append(cursor)
+            self._running.append(cursor)
             try:
                 yield cursor
             finally:
-                self._asking.remove(cursor)
+                self._running.remove(cursor)
 
     def _end_all(self, limit_s: float, over: Event) -> None:
         if over.wait(limit_s):
             return
         self._time_is_over.set()
         while not over.wait(_AGAIN_S):  # an interrupt of a cursor that has not begun yet has no effect
-            for cursor in [*self._asking]:
+            for cursor in [*self._running]:
                 with suppress(duckdb.Error):
                     cursor.interrupt()
 
@@ -150,23 +150,23 @@ def opened(location: str) -> Iterator[OpenTables]:
         yield OpenTables(location, connection)
 
 
-def _asked(
+def _run(
     cursor: duckdb.DuckDBPyConnection, thread: Executor, ask: Callable[..., _Returned], *values: object
 ) -> _Returned:
     """Call a method of the cursor in another thread, and interrupt it on Ctrl-C. A second Ctrl-C ends the process.
 
-    DuckDB notices Ctrl-C only between parts of a question, which may take minutes each.
+    DuckDB notices Ctrl-C only between parts of a query, which may take minutes each.
     """
-    question: Future[_Returned] | None = None
+    query: Future[_Returned] | None = None
     try:
-        question = thread.submit(ask, *values)
-        return question.result()
+        query = thread.submit(ask, *values)
+        return query.result()
     except KeyboardInterrupt:
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
-            while question and not question.done():  # an interrupt of a cursor that has not begun yet has no effect
+            while query and not query.done():  # an interrupt of a cursor that has not begun yet has no effect
                 cursor.interrupt()
-                wait([question], _AGAIN_S)
+                wait([query], _AGAIN_S)
         finally:
             signal.signal(signal.SIGINT, before)
         raise

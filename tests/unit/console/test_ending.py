@@ -8,18 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
 from kafka_probe_console.tables import opened
+from tests.lab.processes import wait_until
 
 _STOPS_READING = """
 import sys
 from kafka_probe.__main__ import main
 from kafka_probe_console.tables import opened
+from tests.lab.processes import wait_until
 with opened(sys.argv[1]) as tables:
     tables.require("texts")
     next(tables.rows("SELECT * FROM texts"))
@@ -49,9 +51,14 @@ def _ctrl_c_interrupts() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_ctrl_c_interrupts")
 def test_ctrl_c_ends_a_question(tmp_path: Path) -> None:
-    question = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
-    Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    query = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
     with opened(str(tmp_path)) as tables, tables.time_limit(60):
+
+        def interrupt() -> None:
+            wait_until(lambda: bool(tables._running), "the query to run")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
-            next(tables.rows(question))
+            next(tables.rows(query))
         assert [*tables.rows("SELECT 1")] == [(1,)]  # which the time limit would refuse
