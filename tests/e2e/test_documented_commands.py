@@ -60,6 +60,7 @@ ELSEWHERE = {
         for name in ("admin", "changes", "clients", "connections", "map", "producers", "upgrade", "who", "why")
     },
     "eval": ("tests/unit/console/test_completion.py", READ),
+    ".venv/bin/kafka-probe unused": ("tests/e2e/test_unused.py", READ),
     ".venv/bin/kafka-probe topic": ("tests/unit/console/test_topics.py", READ),
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),

@@ -1,0 +1,113 @@
+"""The command `kafka-probe unused`: which topics nobody reads, or nobody uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.columns import columns
+from kafka_probe_console.period import Period
+from kafka_probe_console.traffic import KNOWN_TOPICS, bounded, topic_traffic
+from kafka_probe_console.views import AnswerView
+from kafka_probe_console.watched_brokers import watched_brokers
+
+if TYPE_CHECKING:
+    from kafka_probe_console.cluster_topics import Cluster
+    from kafka_probe_console.tables import OpenTables
+
+_NO_READER = """(
+    client GLOB 'broker-*-fetcher-*' OR client = 'console-consumer' OR "group" GLOB 'console-consumer-*'
+)"""
+"""The condition that a row of traffic is of a replica, or of kafka-console-consumer."""
+_COPIES = """(
+    client GLOB 'connector-consumer-*' OR "group" GLOB 'connect-*' OR lower(concat_ws(' ', client, "group"))
+        SIMILAR TO '.*(mirrormaker|mirrorsource|mirror-maker).*'
+)"""
+"""The condition that a row of traffic is of MirrorMaker, or of a sink connector of Kafka Connect."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kafka-probe unused --tables kafka-probe-output --bootstrap-servers kafka-1:9092
+  kafka-probe unused --tables kafka-probe-output --bootstrap-servers kafka-1:9092 --filter 'state = unread'
+"""
+)
+@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="brokers of the cluster, which name its topics")
+@click.option(
+    "--config",
+    "settings",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with the agent's settings, such as sasl_mechanism",
+)
+@prints_view(since="30d")
+def unused(tables: OpenTables, period: Period, bootstrap_servers: str | None, settings: Path | None) -> AnswerView:
+    """Print the topics that nobody reads, or nobody uses.
+
+    The brokers are asked which topics exist. `unread`: somebody wrote to it. `copied`: only MirrorMaker or Kafka
+    Connect read it. `unused`: nobody wrote or read. `not known`: agents do not see all clients of the brokers that lead
+    its partitions.
+    """
+    from kafka_probe_console.cluster_topics import cluster_of
+
+    return topics_without_reader(tables, period, cluster_of(bootstrap_servers, settings))
+
+
+def topics_without_reader(tables: OpenTables, period: Period, cluster: Cluster) -> AnswerView:
+    """Return the topics of a cluster that no ordinary client read in the period."""
+    traffic, values = topic_traffic(tables, period)
+    watched = watched_brokers(tables, period, cluster.brokers)
+    rows = list[tuple[str, int, str | None, float | None]]()
+    for topic in cluster.topics:
+        leaders = [watched.get(leader) for leader in sorted(topic.leaders)]
+        known = [leader for leader in leaders if leader]
+        problem = next((leader.problem for leader in known if leader.problem), None)
+        if len(known) < len(leaders) or not leaders:
+            problem = problem or "a partition has no leader"
+        rows.append((topic.name, topic.partitions, problem, min((leader.percent for leader in known), default=0.0)))
+    names, partitions, problems, percents = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
+    sql = f"""
+        WITH topics AS (
+            SELECT unnest(?::VARCHAR[]) AS topic, unnest(?::BIGINT[]) AS partitions,
+                unnest(?::VARCHAR[]) AS problem, unnest(?::DOUBLE[]) AS percent
+        ),
+        uses AS (
+            SELECT topic, client, workload, bytes, last,
+                use = 'writes' AND bytes > 0 AS writes,
+                use = 'reads' AND (bytes > 0 OR errors < requests) AND NOT coalesce({_NO_READER}, false) AS reads,
+                coalesce({_COPIES}, false) AS copies
+            FROM ({traffic})
+        ),
+        of_topics AS (
+            SELECT topic, count(*) FILTER (reads AND NOT copies) AS readers,
+                string_agg(DISTINCT client, ', ' ORDER BY client) FILTER (reads AND copies) AS copied_by,
+                count(DISTINCT (client, workload)) FILTER (writes) AS writers,
+                {bounded("sum(bytes) FILTER (writes)")} AS written_bytes, max(last) FILTER (writes) AS last
+            FROM uses GROUP BY topic
+        )
+        SELECT topic, CASE
+                WHEN problem IS NOT NULL THEN 'not known' WHEN copied_by IS NOT NULL THEN 'copied'
+                WHEN writers > 0 THEN 'unread' ELSE 'unused'
+            END AS state,
+            writers, written_bytes, last, copied_by, percent AS watched_percent, problem AS reason, partitions
+        FROM topics LEFT JOIN of_topics USING (topic) WHERE coalesce(readers, 0) = 0
+    """
+    numbers = {"partitions", "writers", "written_bytes", "watched_percent"}
+    return AnswerView(
+        sql=sql,
+        values=(names, partitions, problems, percents, *values),
+        columns=columns(
+            *("topic", "state", "written_bytes", "last", "writers", "watched_percent", "copied_by", "partitions"),
+            "reason",
+            numbers=numbers,
+            times={"last"},
+        ),
+        sort="state",
+        time="last",
+        subject="topic without a reader",
+        known=KNOWN_TOPICS,
+        known_subject="used topic",
+    )

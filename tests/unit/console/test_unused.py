@@ -1,0 +1,167 @@
+"""The command `unused`: topics without a reader, among those that exist, as far as brokers were watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_probe.errors import StartError, UsageError
+from kafka_probe_console.cluster_topics import Cluster, ClusterTopic
+from kafka_probe_console.period import Period
+from kafka_probe_console.tables import opened
+from kafka_probe_console.unused_command import topics_without_reader, unused
+from kafka_probe_console.views import Selection, answer
+from kafka_probe_console.watched_brokers import watched_brokers
+from tests.builders.reported_ends import end
+from tests.builders.tables import write_rows
+from tests.lab.answers import FirstUse, asked
+from tests.lab.processes import free_port
+
+TIME = FirstUse()
+WATCHED, BEHIND_NAT, UNWATCHED, SILENT, ENCRYPTED = range(1, 6)
+BROKERS = {
+    WATCHED: ("10.0.0.1", 9092),
+    BEHIND_NAT: ("192.0.2.2", 9092),
+    UNWATCHED: ("10.0.0.3", 9092),
+    SILENT: ("10.0.0.4", 9092),
+    ENCRYPTED: ("::1", 9093),
+}
+
+
+def traffic(topic: str, api: str, client: str | None, **of: object) -> dict[str, Any]:
+    """Return a row of traffic of a client that an agent at the broker saw ten minutes ago."""
+    window = {"window_start": TIME.ago(minutes=11), "window_end": TIME.ago(minutes=10)}
+    sums = {"requests": 10, "records": 10, "record_bytes": 1000}
+    return {**window, **sums, "level": "topic", "side": "server", "topic": topic, "api": api, "client_id": client, **of}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return tables of five brokers' nodes: one reported for half of the last hour, one no longer does."""
+    path = tmp_path_factory.mktemp("tables")
+    lately, no_data = TIME.ago(minutes=5), {"record_bytes": 0, "records": 0}
+    write_rows(
+        path,
+        "opens",
+        [
+            end("server", "01", "x", lately),
+            end("server", "02", "x", lately, local="10.0.0.2:9092", node="broker-2", flow_id="f2"),
+            end("client", "03", "x", lately, peer="192.0.2.2:9092", flow_id="f2"),
+            end("client", "04", "x", lately, peer="10.0.0.3:9092", flow_id="f3"),
+            end("server", "05", "x", lately, local="10.0.0.4:9092", node="broker-4"),
+            end("server", "06", "x", lately, local="[::1]:9093", node="broker-5"),
+            end("server", "07", None, lately, local="[::1]:9093", node="broker-5", opaque="tls"),
+            end("client", "08", None, lately, opaque="tls"),
+        ],
+    )
+    minutes = {"broker-1": range(61), "broker-2": range(31), "broker-4": range(10, 61), "broker-5": range(61)}
+    write_rows(
+        path,
+        "agents",
+        [
+            {"node": node, "agent_id": node, "received_ts": TIME.ago(minutes=minute), "ts": TIME.ago(minutes=minute)}
+            for node, of_node in minutes.items()
+            for minute in of_node
+        ],
+    )
+    write_rows(
+        path,
+        "traffic",
+        [
+            traffic("read", "Produce", "writer"),
+            traffic("read", "Fetch", "reader"),
+            traffic("no new records", "Fetch", "reader", **no_data),
+            traffic("share", "ShareFetch", "reader"),
+            traffic("replicated", "Produce", "writer", requests=5, record_bytes=700),
+            traffic("replicated", "Fetch", "broker-2-fetcher-0"),
+            traffic("replicated", "Fetch", "console-consumer", group="console-consumer-1"),
+            traffic("refused", "Produce", "writer", refused_bytes=1000, refused_records=10),
+            traffic("refused", "Fetch", "reader", **no_data, errors={"29": 10}),
+            traffic("mirrored", "Produce", "writer"),
+            traffic("mirrored", "Fetch", "a->b|MirrorSourceConnector-0|replication-consumer"),
+            traffic("sunk", "Fetch", "connector-consumer-sink-0", group="connect-sink"),
+            traffic("sunk and read", "Fetch", "connector-consumer-sink-0", group="connect-sink"),
+            traffic("sunk and read", "Fetch", None),
+            traffic("old", "Fetch", "reader", window_start=TIME.ago(days=2), window_end=TIME.ago(days=2)),
+        ],
+    )
+    return path
+
+
+def found_of(tables: Path, topics: Mapping[str, set[int]], since: timedelta | None = None) -> dict[str, dict[str, Any]]:
+    """Return the rows by topic. topics: the leaders of each; since: the age of the period's begin, else one hour."""
+    cluster = Cluster([ClusterTopic(name, 3, frozenset(leaders)) for name, leaders in topics.items()], BROKERS)
+    period = Period(TIME.now - (since or timedelta(hours=1)))
+    with opened(str(tables)) as opened_tables:
+        found = answer(topics_without_reader(opened_tables, period, cluster), Selection(100), opened_tables)
+    rows = [dict(zip((column.name for column in found.columns), row, strict=True)) for row in found.rows]
+    return {row["topic"]: row for row in rows}
+
+
+def test_a_topic_with_a_reader_is_not_printed_and_others_have_a_state(tables: Path) -> None:
+    names = ("read", "no new records", "share", "replicated", "refused", "mirrored", "sunk", "sunk and read", "never")
+    found = found_of(tables, {name: {WATCHED} for name in names})
+    states = {name: row["state"] for name, row in found.items()}
+    assert states == {
+        "replicated": "unread",
+        "refused": "unused",
+        "mirrored": "copied",
+        "sunk": "copied",
+        "never": "unused",
+    }
+    assert found["mirrored"]["copied_by"] == "a->b|MirrorSourceConnector-0|replication-consumer"
+    replicated = found["replicated"]
+    assert (replicated["written_bytes"], replicated["writers"], replicated["partitions"]) == (700, 1, 3)
+    assert replicated["last"] == round(TIME.ago(minutes=10).timestamp() * 1e6)
+
+
+def test_only_the_period_counts(tables: Path) -> None:
+    assert found_of(tables, {"old": {WATCHED}})["old"]["state"] == "unused"
+    assert found_of(tables, {"old": {WATCHED}}, timedelta(days=3)) == {}
+
+
+@pytest.mark.parametrize(
+    ("leaders", "reason"),
+    [
+        ({WATCHED, UNWATCHED}, "no agent watches the broker at 10.0.0.3:9092"),
+        ({SILENT}, "the agent of broker-4, with the broker at 10.0.0.4:9092, is silent"),
+        ({WATCHED, ENCRYPTED}, "broker-5, with the broker at ::1:9093, has clients with TLS"),
+        ({WATCHED, -1}, "a partition has no leader"),
+        (set(), "a partition has no leader"),
+        ({WATCHED, 99}, "a partition has no leader"),
+    ],
+)
+def test_a_topic_whose_leaders_are_not_all_watched_is_not_known(tables: Path, leaders: set[int], reason: str) -> None:
+    found = found_of(tables, {"never": leaders, "replicated": leaders, "read": leaders})
+    assert {name: (row["state"], row["reason"]) for name, row in found.items()} == {
+        "never": ("not known", reason),
+        "replicated": ("not known", reason),
+    }
+
+
+def test_a_broker_is_watched_at_its_own_address_and_at_the_one_that_its_clients_use(tables: Path) -> None:
+    found = found_of(tables, {"one": {WATCHED}, "two": {WATCHED, BEHIND_NAT}})
+    assert {name: row["state"] for name, row in found.items()} == {"one": "unused", "two": "unused"}
+    assert found["one"]["watched_percent"] == pytest.approx(100, abs=0.1)
+    assert found["two"]["watched_percent"] == pytest.approx(50, abs=0.1)
+
+
+def test_without_reports_of_agents_no_broker_is_watched(tmp_path: Path, tables: Path) -> None:
+    write_rows(tmp_path, "opens", [end("server", "01", "x", TIME.ago(minutes=5))])
+    with opened(str(tmp_path)) as without_agents, opened(str(tables)) as complete:
+        period = Period()
+        assert watched_brokers(complete, period, BROKERS)[WATCHED].problem is None
+        found = watched_brokers(without_agents, period, {**BROKERS, 7: ("no-such-host.invalid", 9092)})
+    assert found[WATCHED].problem == "the agent of broker-1, with the broker at 10.0.0.1:9092, is silent"
+    assert found[7].problem == "no agent watches the broker at no-such-host.invalid:9092"
+
+
+def test_brokers_that_do_not_answer_and_missing_ones_are_errors(tables: Path) -> None:
+    with pytest.raises(UsageError, match="--bootstrap-servers"):
+        asked(unused, tables)
+    with pytest.raises(StartError, match="do not name their topics"):
+        asked(unused, tables, "--bootstrap-servers", f"127.0.0.1:{free_port()}")
