@@ -7,5 +7,5 @@
 #define PINNED(value) asm volatile("" : "+r"(value))
 
 // Makes the compiler read values from memory again. To the verifier such values are unknown numbers, so it merges the paths that
-// led here.
+// led here. It also keeps the compiler from moving stores across it; x86-64 keeps their order.
 #define FORGET asm volatile("" ::: "memory")

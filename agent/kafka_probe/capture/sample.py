@@ -113,7 +113,7 @@ Sample = npt.NDArray[Any]
 
 
 def sample_of(packed: bytes) -> Sample:
-    """Return a sample of its bytes, in which it takes two thirds of the memory."""
+    """Return the sample that the bytes contain. As bytes it takes two thirds of the memory of an array."""
     sample: Sample = np.frombuffer(packed, SAMPLE)[0]
     return sample
 

@@ -34,7 +34,7 @@ LOSSES = {
     **conntrack.LOSSES,
     "connection_unknown": "frames and closes of connections whose first sample was lost: see ring_full",
     "open_incomplete": "first samples of connections, and changes of their owner, that arrived half written: the "
-    "connection has no `open` event, or the owner before",
+    "connection has no `open` event, or its events keep the owner before",
     "close_unknown": "closed connections without a known reason, because the sample was lost: see ring_full",
     "connection_limit": "connections that exceed `--memory-limit`; their frames count as `connection_unknown`",
     "open_limit": "opened connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",

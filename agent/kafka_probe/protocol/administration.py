@@ -1,4 +1,7 @@
-"""The APIs that change a cluster: its topics, ACLs, quotas, configurations, groups and offsets."""
+"""Lists the APIs that change a cluster: its topics, ACLs, quotas, configurations, groups and offsets.
+
+OffsetCommit and DeleteRecords are not among them: consumers and Kafka Streams send them all the time.
+"""
 
 from __future__ import annotations
 

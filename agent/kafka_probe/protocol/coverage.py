@@ -1,8 +1,9 @@
-"""Lists the decoded APIs in a table, with their versions and the facts kept of their requests and responses.
+"""Lists what is decoded of each API, and which strings leave the kernel.
 
     python -m kafka_probe.protocol.coverage [--json build/protocol.json]
 
-The table is derived from the plans, so it matches the decoder. docs/reference/protocol.md contains it.
+It prints the APIs with their versions and the facts kept of their requests and responses, derived from the plans, so
+that it matches the decoder. docs/reference/protocol.md contains that, and the strings by kernel_allow_list.py.
 """
 
 from __future__ import annotations
