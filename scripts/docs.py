@@ -24,7 +24,7 @@ from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
 from kafka_probe_pipeline import progress
-from kafka_probe_pipeline.causes import CAUSES
+from kafka_probe_pipeline.cause_rules import CAUSES
 from kafka_probe_pipeline.config import PipelineConfig, flag_of
 from kafka_probe_pipeline.remedies import remedy_in_general
 from scripts import costs, pictures

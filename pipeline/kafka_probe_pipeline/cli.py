@@ -22,7 +22,7 @@ from kafka_probe_pipeline import output, spark_session, supervisor, topics, verd
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.diagnosis_query import Diagnosis
 from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.maintenance import Maintenance

@@ -3,7 +3,7 @@
 The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
 that would have seen it are complete. The evidence states if that agent is silent, has lost something, or is not
 complete in time, as with a wrong clock. Spark runs this on its executors, so it imports nothing but Python's own
-modules, `evidence` and `causes`.
+modules, `evidence` and `cause_rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka_probe_pipeline.causes import RULES
+from kafka_probe_pipeline.cause_rules import RULES
 from kafka_probe_pipeline.evidence import SECOND_US, AgentProgress, End, Limits, Side
 
 

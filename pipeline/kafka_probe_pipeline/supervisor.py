@@ -21,7 +21,7 @@ from kafka_probe.errors import KafkaProbeError, StartError
 from kafka_probe_pipeline import output, source, spark_session, topics
 from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.config import PipelineConfig
-from kafka_probe_pipeline.diagnosis import Diagnosis, Tables
+from kafka_probe_pipeline.diagnosis_query import Diagnosis, Tables
 from kafka_probe_pipeline.errors import AwayError, OutputError, last_cause
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import TABLES, Table

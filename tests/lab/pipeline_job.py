@@ -18,7 +18,7 @@ from kafka_probe_pipeline import output, supervisor, topics
 from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.buffered_table import BufferedTable
 from kafka_probe_pipeline.config import PipelineConfig, flag_of, load
-from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.diagnosis_query import Diagnosis
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery

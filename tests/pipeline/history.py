@@ -15,7 +15,7 @@ from kafka_probe_pipeline import connections, source, spark_session
 from kafka_probe_pipeline.alerts import Alert
 from kafka_probe_pipeline.buffered_table import Commit
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.diagnosis import BUFFERED, Diagnosis, News, Tables
+from kafka_probe_pipeline.diagnosis_query import BUFFERED, Diagnosis, News, Tables
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.source import Clock
 from tests.builders.spark_events import NOON_US, SECOND_US, Event, lines

@@ -11,7 +11,7 @@ from kafka_probe.errors import StartError
 from kafka_probe_pipeline import supervisor
 from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.diagnosis_query import Diagnosis
 from kafka_probe_pipeline.errors import TakenOverError
 from kafka_probe_pipeline.output import prepare_checkpoints, require_owner, take_over
 from kafka_probe_pipeline.traffic_query import TrafficQuery

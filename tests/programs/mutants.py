@@ -29,8 +29,8 @@ from pyspark.sql import SparkSession
 
 PACKAGE = "kafka_probe_pipeline"
 ONLY = os.environ.get("ONLY")
-MODULES = ("evidence", "causes", "judging", "storms")
-TESTS = [f"tests/pipeline/test_{name}.py" for name in ("causes", "verdicts", "storm_rules")]
+MODULES = ("evidence", "cause_rules", "judging", "storms")
+TESTS = [f"tests/pipeline/test_{name}.py" for name in ("cause_rules", "verdicts", "storm_rules")]
 # Modules whose functions build columns, and their tests.
 WITH_SPARK = {
     "agents": ("agents", "verdicts", "storms", "security_policy"),

@@ -5,8 +5,8 @@ Client ids, topics and ports name no cause. This module never touches Spark.
 A new cause has an entry in `CAUSES` and rules in `RULES`, before all rules that also hold for it but say less;
 `rests_on` names the end whose agent could report a fact against the rule. A fact that it needs is a property of
 `evidence.End`, of a field in the agent's `events/lifecycle.py`. A cause of idle connections is also in
-`incidents.IDLE_CAUSES` and `alerts.IDLE_TEXTS`. `remedies` lists what to change; tests/pipeline/test_causes.py has its
-bounds, and tests/programs/verdicts an injection.
+`incidents.IDLE_CAUSES` and `alerts.IDLE_TEXTS`. `remedies` lists what to change; tests/pipeline/test_cause_rules.py has
+its bounds, and tests/programs/verdicts an injection.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kafka_probe_pipeline.causes import CAUSES, RULES
+from kafka_probe_pipeline.cause_rules import CAUSES, RULES
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
 from kafka_probe_pipeline.remedies import REMEDIES
