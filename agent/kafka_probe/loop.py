@@ -115,6 +115,7 @@ class Loop:
         self._reporter.read_kernel(self._programs)
         while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
             self._processor.consume(samples)
+        self._processor.finish()
         while self._listing and self._listed_ready:
             self._take_listed(self._listing)
         _finish(chain(*self._reports))

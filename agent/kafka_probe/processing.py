@@ -96,6 +96,10 @@ class Processor:
         if self._archive and settled:
             self._sender.send_frames(self._archive.note_closes(settled))
 
+    def finish(self) -> None:
+        """Send events of the requests that changed the cluster and still wait for their responses."""
+        self._send(self.exchanges.forget_all(WallClock.now()))
+
     def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
         self.load_shedding.reconfigure(requests, cpu_limit)

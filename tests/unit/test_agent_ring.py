@@ -21,7 +21,7 @@ from kafka_probe.memory import DECODED_BYTES, DEFAULT
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.fed_agent import SECOND_NS, Fed, Kept
 from tests.builders.messages import case
-from tests.builders.samples import Samples, closed, ended, frame, message, opened, request, stream
+from tests.builders.samples import Samples, by_hand, closed, ended, frame, message, opened, request, stream
 
 METADATA = ApiKey.METADATA
 RING_BYTES = 8 << 20
@@ -293,6 +293,17 @@ def test_a_stop_takes_over_the_rest_of_a_list_that_is_complete() -> None:
     loop.turn()
     loop.finish()
     assert listing.left == 0
+
+
+def test_a_stop_reports_the_change_of_a_cluster_that_waits_for_its_response() -> None:
+    fed, ring = Fed(), WaitingRing()
+    loop = loop_of(fed, NoPrograms(ring))
+    fed.see(opened(), by_hand("DeleteTopics", 4, {"TopicNames": ["orders"]}), request(METADATA, 12, correlation_id=1))
+    loop.turn()
+    assert fed.events("request") == []
+    loop.finish()
+    (waiting,) = fed.events("request")
+    assert (waiting["api"], waiting["response_bytes"]) == ("DeleteTopics", None)
 
 
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:

@@ -143,6 +143,13 @@ class Exchanges:
         for correlation_id, request in self._forget(connection.identity.conn).items():
             yield self._event(connection, correlation_id, request, None, clock)
 
+    def forget_all(self, clock: WallClock) -> Iterator[RequestEvent]:
+        """Yield an event for each request of administration that waits for its response when the agent ends."""
+        self.pair_all(pair_all=False)
+        for conn in [*self._waiting]:
+            if connection := self._tracker.get(conn):
+                yield from self.forget_connection(connection, clock)
+
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[_Exchange]:
         """Yield the exchanges that a frame completes."""
         facts = frame.shape.facts

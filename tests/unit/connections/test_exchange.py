@@ -151,6 +151,17 @@ def test_what_the_end_of_a_connection_left_unanswered_is_reported(watched: Watch
     assert [(event["correlation_id"], event["response_bytes"]) for event in left] == [(2, None), (3, None)]
 
 
+def test_what_the_end_of_the_agent_leaves_unanswered_is_reported_if_it_changes_the_cluster(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, correlation_id=1), delete(1, "orders", correlation_id=2))
+    watched.see(delete(2, "audit", correlation_id=3))
+    left = valid(watched.exchanges.forget_all(SINCE_BOOT))
+    assert [(event["api"], event["correlation_id"], event["response_bytes"]) for event in left] == [
+        ("DeleteTopics", 2, None),
+        ("DeleteTopics", 3, None),
+    ]
+    assert watched.close(1) == watched.close(2) == []
+
+
 def test_our_own_traffic_is_not_reported(watched: Watched) -> None:
     asked = request(METADATA, 12, client_id="kafka-probe-agent-node-1")
     assert watched.see(asked, response(METADATA, 12)) == []
