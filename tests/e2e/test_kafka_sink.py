@@ -24,12 +24,13 @@ from kafka.errors import MessageSizeTooLargeError
 
 from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
+from kafka_probe.sinks.batch import RECORD_BYTES
 from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.builders.events import incompressible, numbered
-from tests.lab.broker import Broker
+from tests.lab.broker import COUNTED, Broker
 from tests.lab.numbered_events import config, read_all
 from tests.lab.processes import free_port, wait_until
-from tests.lab.topics import create_topics
+from tests.lab.topics import create_topics, read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,19 @@ def test_events_of_many_records_are_split_and_a_large_one_stands_alone(broker: B
     sink.close(30)
 
     assert read_all(broker.bootstrap, "large") == list(range(100))
+
+
+def test_the_records_of_a_batch_take_one_round_trip_and_each_has_its_limit(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker", properties=COUNTED) as broker:
+        sink = KafkaSink(config(broker, "together"))
+        sink.send([numbered(seq, padding=10_000) for seq in range(400)])
+        sink.close(30)
+        assert read_all(broker.bootstrap, "together") == list(range(400))
+        sizes = [len(value) for _, value in read_topic(broker.bootstrap, "together")]
+        produces = sum(count for (api, _), count in broker.request_counts().items() if api == "Produce")
+    assert max(sizes) <= RECORD_BYTES
+    # Some records come too late to be sent with the others.
+    assert 0 < produces <= len(sizes) / 2
 
 
 def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_alone_is_lost(

@@ -1,10 +1,12 @@
 """Sends events to a Kafka topic as NDJSON: many events per record, keyed by `agent_id`, which keeps an agent's order.
 
-One record is in flight at a time. kafka-python retries it idempotently while the brokers are unreachable, so events are
-neither reordered nor duplicated. Meanwhile the outbox keeps further events, in memory and on disk, within its bounds. A
-record that is too large for the topic is sent in parts, and later records are smaller from the start. A record that the
-brokers refuse for another reason, or a single event that is too large, is counted and dropped. The producer of a
-refused record is replaced, because its sequence numbers cannot be trusted after a failure.
+The records of one batch are sent together, since one at a time would take a round trip each. kafka-python retries them
+idempotently while the brokers are unreachable, so events are neither reordered nor duplicated. Meanwhile the outbox
+keeps further events, in memory and on disk, within its bounds. If the brokers refuse records that were sent together,
+those that they do not have are sent again, one at a time. A record that is too large for the topic is sent in parts,
+and later records are smaller from the start. A record that the brokers refuse for another reason, or a single event
+that is too large, is counted and dropped. The producer of a refused record is replaced, because its sequence numbers
+cannot be trusted after a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pydantic import ByteSize
 
 from kafka_probe.peer_limits import peer_of_event
 from kafka_probe.setting_types import written_size
-from kafka_probe.sinks.batch import RECORD_BYTES, Batch, batches
+from kafka_probe.sinks.batch import BATCH_BYTES, RECORD_BYTES, Batch, batches
 from kafka_probe.sinks.outbox import RETRY_S, Outbox, Worker, encode
 from kafka_probe.sinks.spool import Spool
 
@@ -38,6 +40,7 @@ CONNECT_TIMEOUT_MS = 10_000
 UNACKNOWLEDGED_S = 5.0
 """Time between warnings that a batch has no acknowledgement."""
 MAX_RECONNECT_BACKOFF_MS = 5_000
+_TOGETHER_MS = 5  # what kafka-python waits for further records of a batch before it sends them
 # A week: in practice no limit, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_RECORD_BYTES = 64 << 20
@@ -57,6 +60,7 @@ class KafkaSink:
         self._producer: Any = None
         self._topic_ensured = False
         self._record_bytes = RECORD_BYTES
+        self._together = True  # False: the topic refuses records that are sent together, as too large
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._trouble: str | None = "the brokers have not received any events yet"
@@ -101,26 +105,36 @@ class KafkaSink:
         too_large = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
         parts = self._split([batch])
         lost: list[tuple[Batch, str]] = []
+        together = self._together
         while parts:
-            try:
-                if not self._send(parts[0]):
-                    return
+            answers = self._send([*parts] if together else [parts[0]])
+            if answers is None:
+                return
+            refused = [(part, error) for part, error in zip(parts, answers, strict=False) if error]
+            for _ in answers:
+                parts.popleft()
+            if not refused:
                 self._recovered()
-            except too_large as error:
+                continue
+            part, error = refused[0]
+            if len(answers) > 1:
                 self._drop_producer()
-                if parts[0].events > 1:
-                    self._record_bytes = len(parts[0].lines) // 2
-                    parts = self._split(parts)
-                    continue
-                lost.append((parts[0], "sink_refused"))
+                together, self._together = False, self._together and not isinstance(error, too_large)
+                parts.extendleft(part for part, _ in reversed(refused))
+            elif not isinstance(error, too_large):
+                lost.append((part, self._given_up(error)))
+            elif part.events > 1:
+                self._drop_producer()
+                self._record_bytes = len(part.lines) // 2
+                parts = self._split([part, *parts])
+            else:
+                self._drop_producer()
+                lost.append((part, "sink_refused"))
                 self._warn(
                     "large",
-                    f"An event of {written_size(ByteSize(len(parts[0].lines)))} is lost and counted: it is too large "
+                    f"An event of {written_size(ByteSize(len(part.lines)))} is lost and counted: it is too large "
                     f"for topic {self._config.topic} ({_text(error)}). Raise the topic's max.message.bytes.",
                 )
-            except errors.KafkaError as error:
-                lost.append((parts[0], self._given_up(error)))
-            parts.popleft()
         self._outbox.finish(batch, lost)
 
     def _split(self, parts: Iterable[Batch]) -> deque[Batch]:
@@ -131,41 +145,54 @@ class KafkaSink:
             for smaller in batches(part.lines.splitlines(keepends=True), self._record_bytes, part.key)
         )
 
-    def _send(self, batch: Batch) -> bool:
-        """Send one record without a time limit. Return True if the brokers have it, False if the sink stops first.
+    def _send(self, records: Sequence[Batch]) -> list[Exception | None] | None:
+        """Send records without a time limit. Return None if the sink stops first.
 
-        Raises `KafkaError` if the brokers refuse it.
+        Return the brokers' answers to the records that were sent, which are the first ones and at least one: None if
+        they have the record, else the `KafkaError`.
         """
         from kafka import errors
 
         while not self._stopping.is_set():
+            results: list[Any] = []
             try:
                 if self._producer is None:
                     self._producer = self._connect()
-                result = self._producer.send(self._config.topic, value=batch.lines, key=batch.key.encode())
+                for one in records:
+                    result = self._producer.send(self._config.topic, value=one.lines, key=one.key.encode())
+                    results.append(result)
             except (errors.RetriableError, OSError) as error:
-                self._warn_retrying(error)
-                self._stopping.wait(RETRY_S)
-                continue
-            except errors.KafkaError:
-                raise
-            except Exception as error:  # a fault in kafka-python: nothing was sent, so retry with a new producer
-                self._warn_retrying(error)
-                self._drop_producer()
-                self._stopping.wait(RETRY_S)
-                continue
-            done = threading.Event()
-            result.add_both(lambda _, done=done: done.set())
-            while not done.wait(UNACKNOWLEDGED_S):
-                if self._stopping.is_set():
-                    return False
-                self._warn_retrying(errors.KafkaTimeoutError("no acknowledgement"))
-            if result.exception is None:
-                return True
-            if self._stopping.is_set():  # the producer was closed: the outbox keeps the batch
+                if not results:
+                    self._warn_retrying(error)
+                    self._stopping.wait(RETRY_S)
+                    continue
+            except errors.KafkaError as error:
+                if not results:
+                    return [error]
+            except Exception as error:  # a fault in kafka-python: if nothing was sent, retry with a new producer
+                if not results:
+                    self._warn_retrying(error)
+                    self._drop_producer()
+                    self._stopping.wait(RETRY_S)
+                    continue
+            if not all(map(self._is_answered, results)):
+                return None
+            answers = [result.exception for result in results]
+            # The producer of a sink that stops was closed: the outbox keeps the batch.
+            return None if any(answers) and self._stopping.is_set() else answers
+        return None
+
+    def _is_answered(self, result: Any) -> bool:
+        """Wait for the answer to a record. Return False if the sink stops first."""
+        from kafka import errors
+
+        done = threading.Event()
+        result.add_both(lambda _: done.set())
+        while not done.wait(UNACKNOWLEDGED_S):
+            if self._stopping.is_set():
                 return False
-            raise result.exception
-        return False
+            self._warn_retrying(errors.KafkaTimeoutError("no acknowledgement"))
+        return True
 
     def _connect(self) -> Any:
         from kafka import KafkaAdminClient, KafkaProducer
@@ -176,6 +203,8 @@ class KafkaSink:
             acks="all",
             enable_idempotence=True,
             compression_type="zstd",
+            batch_size=2 * BATCH_BYTES,  # with the overhead of each record
+            linger_ms=_TOGETHER_MS,
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
             max_block_ms=CONNECT_TIMEOUT_MS,
             max_request_size=MAX_RECORD_BYTES,
