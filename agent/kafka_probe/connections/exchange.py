@@ -177,9 +177,9 @@ class Exchanges:
         if self.pairs_all:
             return True
         named = sum(max(len(topic.partitions), 1) for topic in facts.topics)
-        # At most half, so that a request that names very many is paired if there are few others.
-        entries = min(EVENT_ENTRIES + named, MOST_ADMINISTRATION // 2)
-        used = self._entries + entries  # with this one, because two could take all
+        # At most the share of a peer, so that a request that names very many is paired, too.
+        entries = min(EVENT_ENTRIES + named, MOST_ADMINISTRATION // 8)
+        used = self._entries + entries
         fits = used <= MOST_ADMINISTRATION and self._shares.take(connection.sharing_peer, entries, used)
         self._entries += entries * fits
         self.losses["administration_limit"] += not fits
