@@ -102,7 +102,7 @@ def test_events_of_many_records_are_split_and_a_large_one_stands_alone(broker: B
     assert read_all(broker.bootstrap, "large") == list(range(100))
 
 
-def test_the_records_of_a_batch_take_one_round_trip_and_each_has_its_limit(tmp_path: Path) -> None:
+def test_the_records_of_a_batch_share_round_trips_and_each_has_its_limit(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker", properties=COUNTED) as broker:
         sink = KafkaSink(config(broker, "together"))
         sink.send([numbered(seq, padding=10_000) for seq in range(400)])

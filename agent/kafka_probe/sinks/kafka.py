@@ -3,10 +3,10 @@
 The records of one batch are sent together, since one at a time would take a round trip each. kafka-python retries them
 idempotently while the brokers are unreachable, so events are neither reordered nor duplicated. Meanwhile the outbox
 keeps further events, in memory and on disk, within its bounds. If the brokers refuse records that were sent together,
-those that they do not have are sent again, one at a time. A record that is too large for the topic is sent in parts,
-and later records are smaller from the start. A record that the brokers refuse for another reason, or a single event
-that is too large, is counted and dropped. The producer of a refused record is replaced, because its sequence numbers
-cannot be trusted after a failure.
+those that they do not have are sent again, one at a time: only then events may follow later ones, or come twice. A
+record that is too large for the topic is sent in parts, and later records are smaller from the start. A record that the
+brokers refuse for another reason, or a single event that is too large, is counted and dropped. The producer of a
+refused record is replaced, because its sequence numbers cannot be trusted after a failure.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class KafkaSink:
         self._producer: Any = None
         self._topic_ensured = False
         self._record_bytes = RECORD_BYTES
-        self._together = True  # False: the topic refuses records that are sent together, as too large
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._trouble: str | None = "the brokers have not received any events yet"
@@ -105,7 +104,7 @@ class KafkaSink:
         too_large = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
         parts = self._split([batch])
         lost: list[tuple[Batch, str]] = []
-        together = self._together
+        together = True
         while parts:
             answers = self._send([*parts] if together else [parts[0]])
             if answers is None:
@@ -119,7 +118,7 @@ class KafkaSink:
             part, error = refused[0]
             if len(answers) > 1:
                 self._drop_producer()
-                together, self._together = False, self._together and not isinstance(error, too_large)
+                together = False
                 parts.extendleft(part for part, _ in reversed(refused))
             elif not isinstance(error, too_large):
                 lost.append((part, self._given_up(error)))
@@ -146,10 +145,10 @@ class KafkaSink:
         )
 
     def _send(self, records: Sequence[Batch]) -> list[Exception | None] | None:
-        """Send records without a time limit. Return None if the sink stops first.
+        """Send records without a time limit, and return the error of each that was sent.
 
-        Return the brokers' answers to the records that were sent, which are the first ones and at least one: None if
-        they have the record, else the `KafkaError`.
+        These are the first ones, at least one; None instead of an error: the brokers have it. Return no list if the
+        sink stops first.
         """
         from kafka import errors
 
