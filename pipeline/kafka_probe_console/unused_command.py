@@ -12,14 +12,14 @@ from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
 from kafka_probe_console.traffic import KNOWN_TOPICS, bounded, topic_traffic
 from kafka_probe_console.views import AnswerView
-from kafka_probe_console.watched_brokers import watched_brokers
+from kafka_probe_console.watched_brokers import WatchedBroker, watched_brokers
 
 if TYPE_CHECKING:
     from kafka_probe_console.cluster_topics import Cluster
     from kafka_probe_console.tables import OpenTables
 
 _NO_READER = """(
-    client GLOB 'broker-*-fetcher-*' OR client = 'console-consumer' OR "group" GLOB 'console-consumer-*'
+    client SIMILAR TO 'broker-[0-9]+-fetcher-[0-9]+' OR client = 'console-consumer' OR "group" GLOB 'console-consumer-*'
 )"""
 """The condition that a row of traffic is of a replica, or of kafka-console-consumer."""
 _COPIES = """(
@@ -27,6 +27,8 @@ _COPIES = """(
         SIMILAR TO '.*(mirrormaker|mirrorsource|mirror-maker).*'
 )"""
 """The condition that a row of traffic is of MirrorMaker, or of a sink connector of Kafka Connect."""
+_REFUSED = "clients that read it get errors"
+_AWAY = WatchedBroker("a broker of a partition, or its leader, is away")
 
 
 @click.command(
@@ -48,7 +50,7 @@ def unused(tables: OpenTables, period: Period, bootstrap_servers: str | None, se
     """Print the topics that nobody reads, or nobody uses.
 
     The brokers are asked which topics exist. `unread`: somebody wrote to it. `copied`: only MirrorMaker or Kafka
-    Connect read it. `unused`: nobody wrote or read. `not known`: agents do not see all clients of the brokers that lead
+    Connect read it. `unused`: nobody wrote or read. `not known`: agents do not see all clients of the brokers that have
     its partitions.
     """
     from kafka_probe_console.cluster_topics import cluster_of
@@ -60,45 +62,45 @@ def topics_without_reader(tables: OpenTables, period: Period, cluster: Cluster) 
     """Return the topics of a cluster that no ordinary client read in the period."""
     traffic, values = topic_traffic(tables, period)
     watched = watched_brokers(tables, period, cluster.brokers)
-    rows = list[tuple[str, int, str | None, float | None]]()
+    rows = list[tuple[str, str | None, int, str | None, float]]()
     for topic in cluster.topics:
-        leaders = [watched.get(leader) for leader in sorted(topic.leaders)]
-        known = [leader for leader in leaders if leader]
-        problem = next((leader.problem for leader in known if leader.problem), None)
-        if len(known) < len(leaders) or not leaders:
-            problem = problem or "a partition has no leader"
-        rows.append((topic.name, topic.partitions, problem, min((leader.percent for leader in known), default=0.0)))
-    names, partitions, problems, percents = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
+        brokers = [watched.get(broker, _AWAY) for broker in sorted(topic.brokers)] or [_AWAY]
+        problem = next((broker.problem for broker in brokers if broker.problem), None)
+        rows.append((topic.name, topic.topic_id, topic.partitions, problem, min(broker.percent for broker in brokers)))
+    columns_of = [*map(list, zip(*rows, strict=True))] or [[] for _ in range(5)]
     sql = f"""
         WITH topics AS (
-            SELECT unnest(?::VARCHAR[]) AS topic, unnest(?::BIGINT[]) AS partitions,
+            SELECT unnest(?::VARCHAR[]) AS topic, unnest(?::VARCHAR[]) AS topic_id, unnest(?::BIGINT[]) AS partitions,
                 unnest(?::VARCHAR[]) AS problem, unnest(?::DOUBLE[]) AS percent
         ),
         uses AS (
-            SELECT topic, client, workload, bytes, last,
-                use = 'writes' AND bytes > 0 AS writes,
-                use = 'reads' AND (bytes > 0 OR errors < requests) AND NOT coalesce({_NO_READER}, false) AS reads,
-                coalesce({_COPIES}, false) AS copies
-            FROM ({traffic})
+            SELECT coalesce(ids.topic, traffic.topic) AS topic, client, "group", workload, bytes, last,
+                use = 'writes' AND coalesce(bytes > 0, true) AS writes,
+                use = 'reads' AND NOT coalesce({_NO_READER}, false) AS tries,
+                tries AND coalesce(bytes > 0 OR errors < requests, true) AS reads, coalesce({_COPIES}, false) AS copies
+            FROM ({traffic}) traffic LEFT JOIN topics ids ON traffic.topic = ids.topic_id
         ),
         of_topics AS (
-            SELECT topic, count(*) FILTER (reads AND NOT copies) AS readers,
-                string_agg(DISTINCT client, ', ' ORDER BY client) FILTER (reads AND copies) AS copied_by,
+            SELECT topic, count(*) FILTER (reads AND NOT copies) AS readers, count(*) FILTER (tries) AS tried,
+                count(*) FILTER (reads AND copies) AS copiers, string_agg(
+                    DISTINCT coalesce(client, "group"), ', ' ORDER BY coalesce(client, "group")
+                ) FILTER (reads AND copies) AS copied_by,
                 count(DISTINCT (client, workload)) FILTER (writes) AS writers,
                 {bounded("sum(bytes) FILTER (writes)")} AS written_bytes, max(last) FILTER (writes) AS last
             FROM uses GROUP BY topic
         )
         SELECT topic, CASE
-                WHEN problem IS NOT NULL THEN 'not known' WHEN copied_by IS NOT NULL THEN 'copied'
+                WHEN problem IS NOT NULL OR (tried > 0 AND copiers = 0) THEN 'not known' WHEN copiers > 0 THEN 'copied'
                 WHEN writers > 0 THEN 'unread' ELSE 'unused'
             END AS state,
-            writers, written_bytes, last, copied_by, percent AS watched_percent, problem AS reason, partitions
+            writers, written_bytes, last, copied_by, percent AS watched_percent,
+            coalesce(problem, if(tried > 0 AND copiers = 0, '{_REFUSED}', NULL)) AS reason, partitions
         FROM topics LEFT JOIN of_topics USING (topic) WHERE coalesce(readers, 0) = 0
     """
     numbers = {"partitions", "writers", "written_bytes", "watched_percent"}
     return AnswerView(
         sql=sql,
-        values=(names, partitions, problems, percents, *values),
+        values=(*columns_of, *values),
         columns=columns(
             *("topic", "state", "written_bytes", "last", "writers", "watched_percent", "copied_by", "partitions"),
             "reason",

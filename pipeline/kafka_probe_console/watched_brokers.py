@@ -6,15 +6,21 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from kafka_probe_console.connection_ends import ends_in, reported
+from kafka_probe_console.connection_ends import TIMES, ends_in
+from kafka_probe_console.end_columns import not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import within
 from kafka_probe_console.watching import SILENT_S
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
+
+LEAST_PERCENT = 90.0
+"""The least share of the period in which the agent at a broker has to report."""
+_WITHOUT_TOPICS = ("topics_shed", "flow_limit")
+"""Losses of flows without their topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,14 @@ class WatchedBroker:
     percent: float = 0.0
 
 
+class _Reports(NamedTuple):
+    """The reports of a node's agent, summed up. lost: it sent flows without their topics."""
+
+    percent: float
+    is_silent: bool
+    lost: bool
+
+
 def watched_brokers(
     tables: OpenTables, period: Period, brokers: Mapping[int, tuple[str, int]]
 ) -> dict[int, WatchedBroker]:
@@ -37,19 +51,31 @@ def watched_brokers(
     the period, or ended in the two and a half hours before. Clients behind NAT may use another address than the
     broker's own.
     """
-    last = Period(period.end or datetime.now(UTC), period.end or datetime.now(UTC))
-    node_of, shares, encrypted = _nodes(tables, last), _shares(tables, period), _encrypted(tables, last)
+    now = period.end or datetime.now(UTC)
+    node_of, reports = _nodes(tables, Period(now, now)), _reports(tables, period)
+    encrypted, without_topics = _encrypted(tables, period), _reading_unnamed(tables, period)
 
     def seen(host: str, port: int) -> WatchedBroker:
-        at = f"{host}:{port}"
-        nodes = {node for address in _addresses(host, port) for node in node_of.get(address, ())}
+        at = f"the broker at {host}:{port}"
+        addresses = _addresses(host, port)
+        nodes = {node for address in addresses for node in node_of.get(address, ())}
+        if not addresses:
+            return WatchedBroker(f"{at} has no address on this machine: run the command where clients run")
         if not nodes:
-            return WatchedBroker(f"no agent watches the broker at {at}")
-        if silent := sorted(nodes - shares.keys()):
-            return WatchedBroker(f"the agent of {silent[0]}, with the broker at {at}, is silent")
+            return WatchedBroker(f"no agent watches {at}")
+        if len(nodes) > 1:
+            return WatchedBroker(f"{' and '.join(sorted(nodes))} both have {at}")
+        if silent := sorted(node for node in nodes if node not in reports or reports[node].is_silent):
+            return WatchedBroker(f"the agent of {silent[0]}, with {at}, is silent")
+        if lossy := sorted(node for node in nodes if reports[node].lost):
+            return WatchedBroker(f"the agent of {lossy[0]}, with {at}, left out topics: see `kafka-probe agents`")
         if hidden := sorted(nodes & encrypted):
-            return WatchedBroker(f"{hidden[0]}, with the broker at {at}, has clients with TLS")
-        return WatchedBroker(None, min(shares[node] for node in nodes))
+            return WatchedBroker(f"{hidden[0]}, with {at}, has connections that are encrypted or not decoded")
+        if unnamed := sorted(nodes & without_topics):
+            return WatchedBroker(f"a client of {unnamed[0]}, with {at}, read topics that are not known")
+        percent = min(reports[node].percent for node in nodes)
+        few = percent < LEAST_PERCENT
+        return WatchedBroker(f"{at} was watched for {percent:.0f} % of the period" if few else None, percent)
 
     return {broker: seen(*address) for broker, address in brokers.items()}
 
@@ -79,32 +105,60 @@ def _nodes(tables: OpenTables, last: Period) -> dict[str, list[str]]:
     return dict(tables.rows(sql, values))
 
 
-def _shares(tables: OpenTables, period: Period) -> dict[str, float]:
-    """Return the share of the period in percent in which each node's agent reported, without nodes that are silent."""
+def _reports(tables: OpenTables, period: Period) -> dict[str, _Reports]:
+    """Return what the reports of the period show of each node's agent."""
     if not tables.add("agents"):
         return {}
     where, values = within("received_ts", period)
     begin = "?::TIMESTAMPTZ" if period.begin else "min(first) OVER ()"
-    silent = f"INTERVAL {SILENT_S} SECOND"
+    lost = f"list_filter(losses, lambda one: one.value > 0 AND one.key IN ({', '.join(map(repr, _WITHOUT_TOPICS))}))"
     sql = f"""
-        SELECT node, least(100.0, 100 * watched_s / greatest(epoch(newest) - epoch({begin}), 1)) FROM (
-            SELECT node, min(received_ts) AS first, max(received_ts) AS last, newest,
-                sum(epoch(least(coalesce(next, newest) - received_ts, {silent}))) AS watched_s
-            FROM (
-                SELECT node, received_ts, lead(received_ts) OVER (PARTITION BY node ORDER BY received_ts) AS next,
-                    max(received_ts) OVER () AS newest
-                FROM agents WHERE {where}
-            ) GROUP BY node, newest
-        ) WHERE newest - last <= {silent}
+        WITH reports AS (
+            SELECT node, received_ts, len({lost}) > 0 AS lost,
+                lead(received_ts) OVER (PARTITION BY node ORDER BY received_ts) AS next,
+                max(received_ts) OVER () AS newest
+            FROM agents WHERE {where}
+        ),
+        pauses AS (
+            SELECT node, greatest(INTERVAL {SILENT_S} SECOND,
+                3 * (max(received_ts) - min(received_ts)) / greatest(count(*) - 1, 1)) AS longest
+            FROM reports GROUP BY node
+        ),
+        nodes AS (
+            SELECT node, min(received_ts) AS first, max(received_ts) AS last, newest, longest, bool_or(lost) AS lost,
+                sum(epoch(least(coalesce(next, newest) - received_ts, longest))) AS watched_s
+            FROM reports JOIN pauses USING (node) GROUP BY node, newest, longest
+        )
+        SELECT node, least(100.0, 100 * watched_s / greatest(epoch(newest) - epoch({begin}), 1)),
+            newest - last > longest, coalesce(lost, false)
+        FROM nodes
     """
-    return dict(tables.rows(sql, [*([period.begin] if period.begin else []), *values]))
+    found = tables.rows(sql, [*values, *([period.begin] if period.begin else [])])
+    return {node: _Reports(*rest) for node, *rest in found}
 
 
-def _encrypted(tables: OpenTables, last: Period) -> set[str]:
-    """Return the nodes with encrypted connections of clients, of which agents do not see what they do."""
+def _encrypted(tables: OpenTables, period: Period) -> set[str]:
+    """Return the nodes with connections of clients of which agents do not see what they do."""
     nodes = set[str]()
-    for table, (where, values) in reported(tables, last).items():
-        if "opaque" in tables.columns(table):
-            sql = f"SELECT DISTINCT node FROM {table} WHERE {where} AND side = 'server' AND opaque = 'tls'"
+    where, values = within("received_ts", period)
+    for table in TIMES:
+        if tables.add(table) and "opaque" in tables.columns(table):
+            sql = f"SELECT DISTINCT node FROM {table} WHERE {where} AND side = 'server' AND opaque IS NOT NULL"
             nodes.update(node for (node,) in tables.rows(sql, values))
     return nodes
+
+
+def _reading_unnamed(tables: OpenTables, period: Period) -> set[str]:
+    """Return the nodes of brokers from which a client read unknown topics only, as in an older session."""
+    if not tables.add("traffic"):
+        return set()
+    where, values = within("window_start", period)
+    sql = f"""
+        SELECT DISTINCT node FROM (
+            SELECT node FROM traffic
+            WHERE {where} AND side = 'server' AND api IN ('Fetch', 'ShareFetch')
+                AND {not_internal("client_id", internal=False)}
+            GROUP BY node, client_id, "group" HAVING count(*) FILTER (level = 'topic') = 0
+        )
+    """
+    return {node for (node,) in tables.rows(sql, values)}

@@ -28,7 +28,8 @@ def test_topics_that_only_the_broker_knows_are_unused(tmp_path: Path) -> None:
         admin.create_topics([NewTopic("orders", 3, 1), NewTopic("audit", 2, 1)], wait_for_metadata=True)
         admin.close()
         write_rows(tmp_path, "traffic", [read])
-        write_rows(tmp_path, "agents", [{**agent, "received_ts": now, "ts": now}])
+        month = (TIME.ago(days=29, minutes=-minute) for minute in range(0, 29 * 24 * 60, 60))
+        write_rows(tmp_path, "agents", [{**agent, "received_ts": at, "ts": at} for at in (*month, now)])
         ends = [end("server", "01", "billing", now, local=f"127.0.0.1:{broker.port}", **agent)]
         write_rows(tmp_path, "opens", ends)
         for flags in documented_flags("unused", "README.md", "docs/guide/answers.md"):

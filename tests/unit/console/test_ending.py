@@ -21,7 +21,6 @@ _STOPS_READING = """
 import sys
 from kafka_probe.__main__ import main
 from kafka_probe_console.tables import opened
-from tests.lab.processes import wait_until
 with opened(sys.argv[1]) as tables:
     tables.require("texts")
     next(tables.rows("SELECT * FROM texts"))

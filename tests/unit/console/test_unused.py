@@ -22,13 +22,15 @@ from tests.lab.answers import FirstUse, asked
 from tests.lab.processes import free_port
 
 TIME = FirstUse()
-WATCHED, BEHIND_NAT, UNWATCHED, SILENT, ENCRYPTED = range(1, 6)
+WATCHED, BEHIND_NAT, UNWATCHED, SILENT, ENCRYPTED, LOSSY, RARE = range(1, 8)
 BROKERS = {
     WATCHED: ("10.0.0.1", 9092),
     BEHIND_NAT: ("192.0.2.2", 9092),
     UNWATCHED: ("10.0.0.3", 9092),
     SILENT: ("10.0.0.4", 9092),
     ENCRYPTED: ("::1", 9093),
+    LOSSY: ("10.0.0.6", 9092),
+    RARE: ("10.0.0.7", 9092),
 }
 
 
@@ -56,16 +58,22 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
             end("server", "06", "x", lately, local="[::1]:9093", node="broker-5"),
             end("server", "07", None, lately, local="[::1]:9093", node="broker-5", opaque="tls"),
             end("client", "08", None, lately, opaque="tls"),
+            end("server", "09", "x", lately, local="10.0.0.6:9092", node="broker-6"),
+            end("server", "0a", "x", lately, local="10.0.0.7:9092", node="broker-7"),
         ],
     )
+    seldom = {"local": "10.0.0.7:9092", "node": "broker-7", "opaque": "unknown"}
+    write_rows(path, "closes", [end("server", "0b", None, TIME.ago(days=20), **seldom)])
     minutes = {"broker-1": range(61), "broker-2": range(31), "broker-4": range(10, 61), "broker-5": range(61)}
+    minutes |= {"broker-6": range(61), "broker-7": range(0, 61, 5)}  # the last one's pauses are longer
+    losses = {"broker-1": {"topics_shed": 0, "gap": 7}, "broker-6": {"topics_shed": 1}}
     write_rows(
         path,
         "agents",
         [
-            {"node": node, "agent_id": node, "received_ts": TIME.ago(minutes=minute), "ts": TIME.ago(minutes=minute)}
+            {"node": node, "agent_id": node, "received_ts": at, "ts": at, "losses": losses.get(node)}
             for node, of_node in minutes.items()
-            for minute in of_node
+            for at in (TIME.ago(minutes=minute) for minute in of_node)
         ],
     )
     write_rows(
@@ -86,6 +94,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
             traffic("sunk", "Fetch", "connector-consumer-sink-0", group="connect-sink"),
             traffic("sunk and read", "Fetch", "connector-consumer-sink-0", group="connect-sink"),
             traffic("sunk and read", "Fetch", None),
+            traffic("sunk by a group", "Fetch", None, group="connect-sink"),
+            traffic("id of by id", "Fetch", "reader"),
+            traffic("like a replica", "Fetch", "broker-prices-fetcher-1"),
             traffic("old", "Fetch", "reader", window_start=TIME.ago(days=2), window_end=TIME.ago(days=2)),
         ],
     )
@@ -93,8 +104,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found_of(tables: Path, topics: Mapping[str, set[int]], since: timedelta | None = None) -> dict[str, dict[str, Any]]:
-    """Return the rows by topic. topics: the leaders of each; since: the age of the period's begin, else one hour."""
-    cluster = Cluster([ClusterTopic(name, 3, frozenset(leaders)) for name, leaders in topics.items()], BROKERS)
+    """Return the rows by topic. topics: the brokers of each; since: the age of the period's begin, else one hour."""
+    cluster = Cluster(
+        [ClusterTopic(name, f"id of {name}", 3, frozenset(brokers)) for name, brokers in topics.items()], BROKERS
+    )
     period = Period(TIME.now - (since or timedelta(hours=1)))
     with opened(str(tables)) as opened_tables:
         found = answer(topics_without_reader(opened_tables, period, cluster), Selection(100), opened_tables)
@@ -103,16 +116,19 @@ def found_of(tables: Path, topics: Mapping[str, set[int]], since: timedelta | No
 
 
 def test_a_topic_with_a_reader_is_not_printed_and_others_have_a_state(tables: Path) -> None:
-    names = ("read", "no new records", "share", "replicated", "refused", "mirrored", "sunk", "sunk and read", "never")
-    found = found_of(tables, {name: {WATCHED} for name in names})
+    read = ("read", "no new records", "share", "sunk and read", "by id", "like a replica")
+    others = ("replicated", "refused", "mirrored", "sunk", "sunk by a group", "never")
+    found = found_of(tables, {name: {WATCHED} for name in (*read, *others)})
     states = {name: row["state"] for name, row in found.items()}
     assert states == {
         "replicated": "unread",
-        "refused": "unused",
+        "refused": "not known",
         "mirrored": "copied",
         "sunk": "copied",
+        "sunk by a group": "copied",
         "never": "unused",
     }
+    assert found["refused"]["reason"] == "clients that read it get errors"
     assert found["mirrored"]["copied_by"] == "a->b|MirrorSourceConnector-0|replication-consumer"
     replicated = found["replicated"]
     assert (replicated["written_bytes"], replicated["writers"], replicated["partitions"]) == (700, 1, 3)
@@ -125,18 +141,22 @@ def test_only_the_period_counts(tables: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaders", "reason"),
+    ("brokers", "reason"),
     [
         ({WATCHED, UNWATCHED}, "no agent watches the broker at 10.0.0.3:9092"),
         ({SILENT}, "the agent of broker-4, with the broker at 10.0.0.4:9092, is silent"),
-        ({WATCHED, ENCRYPTED}, "broker-5, with the broker at ::1:9093, has clients with TLS"),
-        ({WATCHED, -1}, "a partition has no leader"),
-        (set(), "a partition has no leader"),
-        ({WATCHED, 99}, "a partition has no leader"),
+        (
+            {WATCHED, ENCRYPTED},
+            "broker-5, with the broker at ::1:9093, has connections that are encrypted or not decoded",
+        ),
+        ({LOSSY}, "the agent of broker-6, with the broker at 10.0.0.6:9092, left out topics: see `kafka-probe agents`"),
+        ({WATCHED, -1}, "a broker of a partition, or its leader, is away"),
+        (set(), "a broker of a partition, or its leader, is away"),
+        ({WATCHED, 99}, "a broker of a partition, or its leader, is away"),
     ],
 )
-def test_a_topic_whose_leaders_are_not_all_watched_is_not_known(tables: Path, leaders: set[int], reason: str) -> None:
-    found = found_of(tables, {"never": leaders, "replicated": leaders, "read": leaders})
+def test_a_topic_whose_brokers_are_not_all_watched_is_not_known(tables: Path, brokers: set[int], reason: str) -> None:
+    found = found_of(tables, {"never": brokers, "replicated": brokers, "read": brokers})
     assert {name: (row["state"], row["reason"]) for name, row in found.items()} == {
         "never": ("not known", reason),
         "replicated": ("not known", reason),
@@ -145,9 +165,37 @@ def test_a_topic_whose_leaders_are_not_all_watched_is_not_known(tables: Path, le
 
 def test_a_broker_is_watched_at_its_own_address_and_at_the_one_that_its_clients_use(tables: Path) -> None:
     found = found_of(tables, {"one": {WATCHED}, "two": {WATCHED, BEHIND_NAT}})
-    assert {name: row["state"] for name, row in found.items()} == {"one": "unused", "two": "unused"}
+    assert found["one"]["state"] == "unused"
     assert found["one"]["watched_percent"] == pytest.approx(100, abs=0.1)
     assert found["two"]["watched_percent"] == pytest.approx(50, abs=0.1)
+    assert found["two"]["reason"] == "the broker at 192.0.2.2:9092 was watched for 50 % of the period"
+    found = found_of(tables, {"two": {WATCHED, BEHIND_NAT}}, timedelta(minutes=30))
+    assert found["two"]["state"] == "unused"
+
+
+def test_connections_that_are_not_decoded_count_whenever_they_were(tables: Path) -> None:
+    assert found_of(tables, {"never": {RARE}})["never"]["state"] == "unused"
+    reason = found_of(tables, {"never": {RARE}}, timedelta(days=30))["never"]["reason"]
+    assert reason == "broker-7, with the broker at 10.0.0.7:9092, has connections that are encrypted or not decoded"
+
+
+def test_a_client_that_reads_topics_without_a_name_may_read_any(tmp_path: Path) -> None:
+    rows = [traffic("x", "Fetch", "reader", node="broker-1"), traffic("x", "Fetch", None, level="api", node="broker-1")]
+    write_rows(tmp_path, "traffic", rows)
+    write_rows(tmp_path, "opens", [end("server", "01", "x", TIME.ago(minutes=5))])
+    reported = {"node": "broker-1", "agent_id": "b"}
+    ages = (TIME.ago(minutes=minute) for minute in range(61))
+    write_rows(tmp_path, "agents", [{**reported, "received_ts": at, "ts": at} for at in ages])
+    reason = found_of(tmp_path, {"never": {WATCHED}})["never"]["reason"]
+    assert reason == "a client of broker-1, with the broker at 10.0.0.1:9092, read topics that are not known"
+
+
+def test_a_broker_that_two_nodes_have_is_none_of_both(tmp_path: Path) -> None:
+    write_rows(tmp_path, "traffic", [traffic("x", "Fetch", "reader")])
+    ends = [end("server", "01", "x", TIME.ago(minutes=5)), end("server", "02", "x", TIME.ago(minutes=5), node="evil")]
+    write_rows(tmp_path, "opens", ends)
+    reason = found_of(tmp_path, {"never": {WATCHED}})["never"]["reason"]
+    assert reason == "broker-1 and evil both have the broker at 10.0.0.1:9092"
 
 
 def test_without_reports_of_agents_no_broker_is_watched(tmp_path: Path, tables: Path) -> None:
@@ -157,11 +205,13 @@ def test_without_reports_of_agents_no_broker_is_watched(tmp_path: Path, tables: 
         assert watched_brokers(complete, period, BROKERS)[WATCHED].problem is None
         found = watched_brokers(without_agents, period, {**BROKERS, 7: ("no-such-host.invalid", 9092)})
     assert found[WATCHED].problem == "the agent of broker-1, with the broker at 10.0.0.1:9092, is silent"
-    assert found[7].problem == "no agent watches the broker at no-such-host.invalid:9092"
+    assert found[7].problem == (
+        "the broker at no-such-host.invalid:9092 has no address on this machine: run the command where clients run"
+    )
 
 
 def test_brokers_that_do_not_answer_and_missing_ones_are_errors(tables: Path) -> None:
     with pytest.raises(UsageError, match="--bootstrap-servers"):
         asked(unused, tables)
-    with pytest.raises(StartError, match="do not name their topics"):
+    with pytest.raises(StartError, match="did not name their topics"):
         asked(unused, tables, "--bootstrap-servers", f"127.0.0.1:{free_port()}")
