@@ -146,6 +146,13 @@ def test_a_flood_is_reported_or_counted(reported: AgentReports, words: list[str]
     assert kept.unexplained == words
 
 
+@pytest.mark.parametrize(("lost", "words"), [(1, []), (0, ["agent 1: 1 gaps between its events"])])
+def test_a_gap_between_events_is_explained_by_a_flood_that_filled_the_queue(lost: int, words: list[str]) -> None:
+    agent = reports(1, 2, 3)
+    agent.gaps, agent.losses = 1, {"sink_buffer_full": lost}
+    assert account(wire(*ANSWERED), [agent], [0], []).unexplained == words
+
+
 def test_a_flood_is_nothing_of_the_honest_clients() -> None:
     reported = flooded(10)
     assert not reported.closes

@@ -29,8 +29,9 @@ Requests = Counter[tuple[str, int, str | None]]
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
 # Of an agent before it is killed: several intervals, and what its sink waits for.
 _LONGEST_SILENCE_US = 15_000_000
-# What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections.
-OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown"}
+# What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections, and of
+# the queue of events, if the machine has no time to send them all.
+OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown", "sink_buffer_full"}
 # Losses that leave all requests counted: closes without sums, flows without connections, events the HTTP server missed.
 _DETAILS_LOST = {"activity_limit", "flow_limit", "server_behind"}
 # Losses of archived frames, which have a rate, and wait in memory only while their broker is stopped.
@@ -240,5 +241,6 @@ def account(
         expected = OF_FLOODS | _DETAILS_LOST | _OF_ARCHIVE | (_OF_YOUTH if number > 1 else set())
         unexpected = {name: count for name, count in losses.items() if count and name not in expected}
         kept.equal(f"losses of agent {number}", unexpected, {})
-        kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})
+        if (gaps := one.gaps) > losses["sink_buffer_full"]:
+            kept.unexplained.append(f"agent {number}: {gaps} gaps between its events")
     return kept
