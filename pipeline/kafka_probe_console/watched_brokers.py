@@ -64,18 +64,20 @@ def watched_brokers(
         if not nodes:
             return WatchedBroker(f"no agent watches {at}")
         if len(nodes) > 1:
-            return WatchedBroker(f"{' and '.join(sorted(nodes))} both have {at}")
-        if silent := sorted(node for node in nodes if node not in reports or reports[node].is_silent):
-            return WatchedBroker(f"the agent of {silent[0]}, with {at}, is silent")
-        if lossy := sorted(node for node in nodes if reports[node].lost):
-            return WatchedBroker(f"the agent of {lossy[0]}, with {at}, left out topics: see `kafka-probe agents`")
-        if hidden := sorted(nodes & encrypted):
-            return WatchedBroker(f"{hidden[0]}, with {at}, has connections that are encrypted or not decoded")
-        if unnamed := sorted(nodes & without_topics):
-            return WatchedBroker(f"a client of {unnamed[0]}, with {at}, read topics that are not known")
-        percent = min(reports[node].percent for node in nodes)
-        few = percent < LEAST_PERCENT
-        return WatchedBroker(f"{at} was watched for {percent:.0f} % of the period" if few else None, percent)
+            return WatchedBroker(f"several nodes have {at}: {', '.join(sorted(nodes))}")
+        (node,) = nodes
+        found = reports.get(node)
+        if not found or found.is_silent:
+            return WatchedBroker(f"the agent of {node}, with {at}, is silent")
+        if found.lost:
+            return WatchedBroker(f"the agent of {node}, with {at}, left out topics: see `kafka-probe agents`")
+        if node in encrypted:
+            return WatchedBroker(f"{node}, with {at}, has connections that are encrypted or not decoded")
+        if node in without_topics:
+            return WatchedBroker(f"a client of {node}, with {at}, read topics that are not known")
+        if found.percent < LEAST_PERCENT:
+            return WatchedBroker(f"{at} was watched for {found.percent:.0f} % of the period", found.percent)
+        return WatchedBroker(None, found.percent)
 
     return {broker: seen(*address) for broker, address in brokers.items()}
 

@@ -195,7 +195,7 @@ def test_a_broker_that_two_nodes_have_is_none_of_both(tmp_path: Path) -> None:
     ends = [end("server", "01", "x", TIME.ago(minutes=5)), end("server", "02", "x", TIME.ago(minutes=5), node="evil")]
     write_rows(tmp_path, "opens", ends)
     reason = found_of(tmp_path, {"never": {WATCHED}})["never"]["reason"]
-    assert reason == "broker-1 and evil both have the broker at 10.0.0.1:9092"
+    assert reason == "several nodes have the broker at 10.0.0.1:9092: broker-1, evil"
 
 
 def test_without_reports_of_agents_no_broker_is_watched(tmp_path: Path, tables: Path) -> None:
