@@ -127,7 +127,7 @@ MEMORY = (
     f"have {workload.TEXT_CHARACTERS:,} characters, or {workload.TEXT_CHARACTERS // 4} beyond Latin-1",
     f"{in_words(DECODED_AT_ONCE / MIB).capitalize()} of a MiB of frames is decoded at once",
     f"an eighth of the {exchange.MOST_ADMINISTRATION:,} topics and partitions in events of requests that change a",
-    f"An event counts as {exchange.EVENT_ENTRIES} more",
+    f"An event counts as {exchange.EVENT_ENTRIES} more, and as {exchange.MOST_REQUEST_ENTRIES} at most",
     f"A report is sent in parts of {mib(IN_HAND_BYTES)} MiB",
     f"A report takes an interval, or {loop._LEAST_REPORT_S:g} s if that is longer",
     f"seconds for {conntrack.ASKED_AT_ONCE:,} queries",

@@ -39,6 +39,8 @@ LOSSES = {
 ROWS, CHARACTERS = 4096, 1 << 18  # most entries of topics and partitions in an event, and most characters of names
 MOST_ADMINISTRATION = 4096  # entries in an interval, if only requests of administration are paired
 EVENT_ENTRIES = 4  # memory of an event without topics, in entries
+# Entries as which a request counts at most: the share of a peer, so that one that names very many is paired, too.
+MOST_REQUEST_ENTRIES = MOST_ADMINISTRATION // 8
 _WAITING_BYTES = 512  # memory of a waiting request besides its shape
 _MeasureName = Literal["offset", "high_watermark", "records", "batches", "bytes", "producer_id"]
 _MEASURED: dict[MeasureKind, _MeasureName] = {
@@ -177,8 +179,7 @@ class Exchanges:
         if self.pairs_all:
             return True
         named = sum(max(len(topic.partitions), 1) for topic in facts.topics)
-        # At most the share of a peer, so that a request that names very many is paired, too.
-        entries = min(EVENT_ENTRIES + named, MOST_ADMINISTRATION // 8)
+        entries = min(EVENT_ENTRIES + named, MOST_REQUEST_ENTRIES)
         used = self._entries + entries
         fits = used <= MOST_ADMINISTRATION and self._shares.take(connection.sharing_peer, entries, used)
         self._entries += entries * fits
