@@ -43,7 +43,7 @@ def traffic(topic: str, api: str, client: str | None, **of: object) -> dict[str,
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return tables of five brokers' nodes: one reported for half of the last hour, one no longer does."""
+    """Return tables of the brokers' nodes: one reported for half of the last hour, one no longer does."""
     path = tmp_path_factory.mktemp("tables")
     lately, no_data = TIME.ago(minutes=5), {"record_bytes": 0, "records": 0}
     write_rows(
