@@ -14,7 +14,7 @@ from kafka_probe_console.columns import columns
 from kafka_probe_console.hosts_without_agent import hosts_without_agent
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import Answer, AnswerView, within
-from kafka_probe_console.watching import SILENT_S
+from kafka_probe_console.watching import LONGEST_PAUSE, SILENT_S
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
@@ -48,7 +48,7 @@ def _newest_reports(tables: OpenTables, period: Period) -> AnswerView:
     sql = f"""
         SELECT node, CASE
                 WHEN max(last) OVER () < now() - INTERVAL {SILENT_S} SECOND THEN 'unknown'
-                WHEN last < max(last) OVER () - greatest(INTERVAL {SILENT_S} SECOND, 3 * pause) THEN 'silent'
+                WHEN last < max(last) OVER () - longest_pause THEN 'silent'
                 ELSE 'reporting'
             END AS state,
             least(coalesce(list_sum(list_transform(lost_by_reason, lambda one: one.value::DOUBLE)), 0), 9e18)::BIGINT
@@ -63,7 +63,7 @@ def _newest_reports(tables: OpenTables, period: Period) -> AnswerView:
             SELECT *, list_filter(newest.losses, lambda one: one.value > 0) AS lost_by_reason
             FROM (
                 SELECT node, agent_id, max(received_ts) AS last, min(received_ts) AS first,
-                    (max(received_ts) - min(received_ts)) / greatest(count(*) - 1, 1) AS pause,
+                    {LONGEST_PAUSE} AS longest_pause,
                     min(cpu_us) AS least_cpu_us, min(ts) AS least_ts,
                     arg_max(struct_pack({", ".join(f"{name} := {name}" for name in _OF_NEWEST)}), seq) AS newest
                 FROM agents WHERE {where} GROUP BY node, agent_id

@@ -12,12 +12,12 @@ from kafka_probe_console.connection_ends import TIMES, ends_in
 from kafka_probe_console.end_columns import not_internal
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import within
-from kafka_probe_console.watching import SILENT_S
+from kafka_probe_console.watching import LONGEST_PAUSE
 
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
-LEAST_PERCENT = 90.0
+_LEAST_PERCENT = 90.0
 """The least share of the period in which the agent at a broker has to report."""
 _WITHOUT_TOPICS = ("topics_shed", "flow_limit")
 """Losses of flows without their topics."""
@@ -75,7 +75,7 @@ def watched_brokers(
             return WatchedBroker(f"{node}, with {at}, has connections that are encrypted or not decoded")
         if node in without_topics:
             return WatchedBroker(f"a client of {node}, with {at}, read topics that are not known")
-        if found.percent < LEAST_PERCENT:
+        if found.percent < _LEAST_PERCENT:
             return WatchedBroker(f"{at} was watched for {found.percent:.0f} % of the period", found.percent)
         return WatchedBroker(None, found.percent)
 
@@ -122,9 +122,7 @@ def _reports(tables: OpenTables, period: Period) -> dict[str, _Reports]:
             FROM agents WHERE {where}
         ),
         pauses AS (
-            SELECT node, greatest(INTERVAL {SILENT_S} SECOND,
-                3 * (max(received_ts) - min(received_ts)) / greatest(count(*) - 1, 1)) AS longest
-            FROM reports GROUP BY node
+            SELECT node, {LONGEST_PAUSE} AS longest FROM reports GROUP BY node
         ),
         nodes AS (
             SELECT node, min(received_ts) AS first, max(received_ts) AS last, newest, longest, bool_or(lost) AS lost,

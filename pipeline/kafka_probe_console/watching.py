@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
 SILENT_S = 180
-"""The age of its last report from which an agent is silent; three times its usual pause if that is longer."""
+"""The age of its last report from which an agent is silent, see LONGEST_PAUSE."""
+LONGEST_PAUSE = f"""greatest(
+    INTERVAL {SILENT_S} SECOND, 3 * (max(received_ts) - min(received_ts)) / greatest(count(*) - 1, 1)
+)"""
+"""The aggregate of an agent's reports that is the longest pause of one that is not silent: three usual pauses."""
 _SHOWN = 3
 
 
