@@ -29,9 +29,10 @@ Requests = Counter[tuple[str, int, str | None]]
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
 # Of an agent before it is killed: several intervals, and what its sink waits for.
 _LONGEST_SILENCE_US = 15_000_000
-# What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections, and of
-# the queue of events, if the machine has no time to send them all.
-OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown", "sink_buffer_full"}
+# What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections.
+OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown"}
+# The same for the queue of events of the agent that was flooded, if the machine has no time to send them all.
+_OF_QUEUE = "sink_buffer_full"
 # Losses that leave all requests counted: closes without sums, flows without connections, events the HTTP server missed.
 _DETAILS_LOST = {"activity_limit", "flow_limit", "server_behind"}
 # Losses of archived frames, which have a rate, and wait in memory only while their broker is stopped.
@@ -164,7 +165,7 @@ class Account:
 def account_flood(kept: Account, agents: Sequence[AgentReports], sent: int) -> None:
     """Compare the agents' reports of floods with the number of requests sent while an agent watched."""
     reported = sum(one.flooded for one in agents)
-    counted = sum(one.losses.get(name, 0) for one in agents for name in OF_FLOODS)
+    counted = sum(one.losses.get(name, 0) for one in agents for name in (*OF_FLOODS, _OF_QUEUE))
     kept.counts |= {"requests of floods": sent, "requests of floods that were reported": reported}
     if not sent - counted <= reported <= sent:
         kept.unexplained.append(f"floods: {reported} of {sent} requests reported, and {counted} losses are counted")
@@ -238,9 +239,10 @@ def account(
             counted = min(losses[name], broken_off)
             losses[name] -= counted
             broken_off -= counted
-        expected = OF_FLOODS | _DETAILS_LOST | _OF_ARCHIVE | (_OF_YOUTH if number > 1 else set())
+        of_queue = {_OF_QUEUE} if one.flooded else set()
+        expected = OF_FLOODS | of_queue | _DETAILS_LOST | _OF_ARCHIVE | (_OF_YOUTH if number > 1 else set())
         unexpected = {name: count for name, count in losses.items() if count and name not in expected}
         kept.equal(f"losses of agent {number}", unexpected, {})
-        if (gaps := one.gaps) > losses["sink_buffer_full"]:
+        if (gaps := one.gaps) > losses[_OF_QUEUE]:
             kept.unexplained.append(f"agent {number}: {gaps} gaps between its events")
     return kept
