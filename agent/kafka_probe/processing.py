@@ -98,7 +98,7 @@ class Processor:
 
     def finish(self) -> None:
         """Send events of the requests that changed the cluster and still wait for their responses."""
-        self._send(self.exchanges.forget_all(WallClock.now()))
+        self._send(self.exchanges.finish(WallClock.now()))
 
     def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""

@@ -145,7 +145,7 @@ class Exchanges:
         for correlation_id, request in self._forget(connection.identity.conn).items():
             yield self._event(connection, correlation_id, request, None, clock)
 
-    def forget_all(self, clock: WallClock) -> Iterator[RequestEvent]:
+    def finish(self, clock: WallClock) -> Iterator[RequestEvent]:
         """Yield an event for each request of administration that waits for its response when the agent ends."""
         self.pair_all(pair_all=False)
         for conn in [*self._waiting]:

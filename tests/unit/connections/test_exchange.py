@@ -154,7 +154,7 @@ def test_what_the_end_of_a_connection_left_unanswered_is_reported(watched: Watch
 def test_what_the_end_of_the_agent_leaves_unanswered_is_reported_if_it_changes_the_cluster(watched: Watched) -> None:
     watched.see(request(METADATA, 12, correlation_id=1), delete(1, "orders", correlation_id=2))
     watched.see(delete(2, "audit", correlation_id=3))
-    left = valid(watched.exchanges.forget_all(SINCE_BOOT))
+    left = valid(watched.exchanges.finish(SINCE_BOOT))
     assert [(event["api"], event["correlation_id"], event["response_bytes"]) for event in left] == [
         ("DeleteTopics", 2, None),
         ("DeleteTopics", 3, None),
