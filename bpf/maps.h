@@ -208,6 +208,14 @@ struct mmsg {
 	u64 index;
 };
 
+// What differs between starts. The loader fills and freezes it.
+struct start {
+	u32 agent_tgid;
+	u32 netns; // inode of the only network namespace to watch; 0: all
+};
+
+// Programs read `start` as START, without a lookup: see capture/link.py.
+BPF_F_TABLE("array", u32, struct start, start, 1, BPF_F_RDONLY_PROG);
 // sock address → connection. Inserted by the first call that moves bytes of a candidate, or by the close of a candidate that
 // moved none. Deleted with the socket, see lifecycle.h; if that was missed, when another socket at the same address is connected.
 BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, CONNECTIONS_FLAGS);

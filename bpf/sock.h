@@ -26,7 +26,7 @@ static inline int watched(u64 sk)
 	u16 family = READ(sk, sock_common, skc_family);
 	u16 protocol = READ(sk, sock, sk_protocol);
 	return (family == AF_INET || family == AF_INET6) && protocol == IPPROTO_TCP &&
-	       (!NETNS || netns_of(READ(sk, sock_common, skc_net)) == NETNS);
+	       (!START->netns || netns_of(READ(sk, sock_common, skc_net)) == START->netns);
 }
 
 // Return the local port, also of a closed socket that has lost it in struct sock_common.
@@ -69,7 +69,7 @@ static inline int candidate(u64 sk)
 
 static inline int is_agent(u64 sk)
 {
-	if (bpf_get_current_pid_tgid() >> 32 != AGENT_TGID)
+	if (bpf_get_current_pid_tgid() >> 32 != START->agent_tgid)
 		return 0;
 	u8 yes = 1;
 	agent_socks.update(&sk, &yes);

@@ -17,7 +17,7 @@ from pathlib import Path
 
 _SYS_BPF, _SYS_PERF_EVENT_OPEN = 321, 298
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _BTF_LOAD = 0, 1, 2, 5, 17, 18
-_MAP_LOOKUP_BATCH, _ENABLE_STATS = 24, 32
+_MAP_FREEZE, _MAP_LOOKUP_BATCH, _ENABLE_STATS = 22, 24, 32
 _CLOSE_ON_EXEC = 8
 _ENABLE, _SET_BPF = 0x2400, 0x40042408  # PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF
 
@@ -33,6 +33,7 @@ _ELEMENT = struct.Struct("<I4xQQQ")
 _BATCH = struct.Struct("<QQQQIIQQ")
 _PROGRAM = struct.Struct("<IIQQIIQII16sIIIIQIIQIII4x")
 _BTF = struct.Struct("<QQIIII")
+_FREEZE = struct.Struct("<I")
 _STATS = struct.Struct("<I")
 _TRACEPOINT = struct.Struct("<QI4x")
 # struct perf_event_attr up to clockid, with these fields: type, size, config, sample period, sample type, read format,
@@ -66,6 +67,11 @@ def read_map(fd: int, key: bytes, value: ctypes.Array[ctypes.c_char]) -> None:
 def write_map(fd: int, key: bytes, value: bytes) -> None:
     keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     _bpf(_MAP_UPDATE, _ELEMENT.pack(fd, ctypes.addressof(keys), ctypes.addressof(values), 0))
+
+
+def freeze_map(fd: int) -> None:
+    """Forbid further writes by system calls."""
+    _bpf(_MAP_FREEZE, _FREEZE.pack(fd))
 
 
 def first_words(table: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from typing import Any, Self
 import kafka_probe
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.cache import key_of
-from kafka_probe.capture.link import AGENT, CALLS, EVENTS
+from kafka_probe.capture.link import CALLS, EVENTS, START
 from kafka_probe.capture.options import PROGRAM_OPS, RULES, Options
 from kafka_probe.errors import StartError
 
@@ -103,10 +103,7 @@ def compile_programs(backend: str, options: Options, btf: Btf) -> Compiled:
     except Exception as error:  # bcc raises bare Exception
         raise StartError(f"{backend}.c could not be compiled: {error}") from error
     # Some of the library's functions have no argtypes: ctypes would cut a plain number to 32 bits.
-    compiled = _compiled(bcc.libbcc.lib, ctypes.c_void_p(bpf.module))
-    if not any(AGENT.to_bytes(4, "little") in code for code in compiled.functions.values()):
-        raise StartError(f"{backend}.c was compiled without a place for the agent's process id: report BCC's version")
-    return compiled
+    return _compiled(bcc.libbcc.lib, ctypes.c_void_p(bpf.module))
 
 
 def _compiled(lib: Any, module: Any) -> Compiled:
@@ -171,8 +168,6 @@ def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "ANY_PORT": int(not options.ports),
         "PORT_MATCH(port)": "||".join(f"(port)=={port}" for port in options.ports) or "1",
         "WATCHED_SIDES": options.watch_client << 1 | options.watch_server << 2,
-        "AGENT_TGID": AGENT,
-        "NETNS": options.netns,
         "PERF_BUFFER": int(bool(options.perf_buffers)),
         "RING_PAGES": options.ring_bytes // 4096,
         "MAX_CONNECTIONS": most,
@@ -186,6 +181,7 @@ def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "HOP_RUNS": HOP_RUNS,
         "HOPS": HOPS,
         "RING": f"((void *)bpf_pseudo_fd(1, {EVENTS}))",
+        "START": f"((struct start *)bpf_pseudo_fd(2, {START}))",
         "RING_QUERY": _RINGBUF_QUERY,
         **{f"CALL_{name.upper()}": number for name, number in CALLS.items()},
     }

@@ -3,10 +3,10 @@
 The kernel (5.6) verifies a global function once, for any argument, and not again at each call: so a program can call
 the cursor's steps a thousand times. BCC compiles functions one by one and does not support calls between them. In C
 such a call is the call of a helper with a reserved number; `link` turns it into a call of the function, which it
-appends to the program. Maps and the agent's process id, which differ between starts, are numbers in the code, too,
-which `link` replaces: so code that was compiled once fits every start. The process id is not in a map, because with a
-lookup programs with a perf buffer would exceed the verifier's limit of a million instructions. This module makes no
-system calls.
+appends to the program. Maps are numbers in the code, too, which `link` replaces: so code that was compiled once fits
+every start. What else differs between starts is in the map `start`, which programs read at its address, without a
+lookup. It is frozen, so that the verifier (5.5) treats its contents as constants; with a lookup, programs with a perf
+buffer would exceed its limit of a million instructions. This module makes no system calls.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _CALLED = (
 )
 # Helper numbers that the kernel does not have, by the name of the global function.
 CALLS = {name: 0x4B500001 + number for number, name in enumerate(_CALLED)}
-EVENTS = 0x4B510000  # number of the map `events` in the code, where C refers to the map itself
-AGENT = 0x4B520000  # number in the code in place of the agent's process id
+# Numbers in the code of maps that C does not refer to by a method of BCC: `events` itself, and the contents of `start`.
+EVENTS, START = 0x4B510000, 0x4B520000
 
 _INSTRUCTION = struct.Struct("<BBhi")
 _CALL, _LOAD_64 = 0x85, 0x18
 # Values of the source register, the upper four bits of the byte of registers.
-_FUNCTION, _MAP = 1 << 4, 1 << 4  # BPF_PSEUDO_CALL, BPF_PSEUDO_MAP_FD
+_FUNCTION = 1 << 4  # BPF_PSEUDO_CALL
+_MAPS = 1 << 4, 2 << 4  # BPF_PSEUDO_MAP_FD, BPF_PSEUDO_MAP_VALUE
 
 _STRINGS = b"\0int\0u64\0argument\0main\0run\0"
 _INT, _U64, _POINTER, _TAKES_POINTER, _TAKES_U64, _MAIN, _GLOBAL = range(1, 8)
@@ -42,14 +43,14 @@ class Linked:
     functions: bytes = b""
 
 
-def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int], agent_tgid: int) -> Linked:
+def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int]) -> Linked:
     """Return the program with the functions that it calls, directly or not. maps: descriptors by number in the code."""
     wanted = {number: others[name] for name, number in CALLS.items() if name in others}
     linked, starts = bytearray(code), dict[int, int]()
     at = 0
     while at < len(linked):
         operation, registers, offset, number = _INSTRUCTION.unpack_from(linked, at)
-        if operation == _LOAD_64 and registers & 0xF0 == _MAP:
+        if operation == _LOAD_64 and registers & 0xF0 in _MAPS:
             _INSTRUCTION.pack_into(linked, at, operation, registers, offset, maps[number])
         elif operation == _CALL and not registers and number in wanted:
             if number not in starts:
@@ -57,8 +58,6 @@ def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int], agen
                 linked += wanted[number]
             distance = starts[number] - at // _INSTRUCTION.size - 1
             _INSTRUCTION.pack_into(linked, at, operation, _FUNCTION, offset, distance)
-        elif number == AGENT:
-            _INSTRUCTION.pack_into(linked, at, operation, registers, offset, agent_tgid)
         at += _INSTRUCTION.size
     infos = [(0, _MAIN), *((start, _GLOBAL) for start in starts.values())]
     return Linked(bytes(linked), b"".join(struct.pack("<II", *info) for info in infos) if starts else b"")

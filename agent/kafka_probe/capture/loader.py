@@ -27,7 +27,7 @@ from kafka_probe.capture.backends import load as load_program
 from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
 from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
-from kafka_probe.capture.link import EVENTS, link
+from kafka_probe.capture.link import EVENTS, START, link
 from kafka_probe.capture.options import MAPS, KernelRule, Options, map_contents
 from kafka_probe.errors import StartError
 
@@ -105,7 +105,7 @@ def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Ke
             return fd
 
         def load_one(hook: Hook) -> bpf.Program:
-            linked = link(functions[hook.program], functions, descriptors, options.agent_tgid)
+            linked = link(functions[hook.program], functions, descriptors)
             program = load_program(hook, linked, ids)
             held(program.fd)
             return program
@@ -113,7 +113,8 @@ def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Ke
         created = {n: (name, held(create_map(name, layout, options))) for n, (name, layout) in compiled.maps.items()}
         maps = dict(created.values())
         fill_maps(maps, options, rules)
-        descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
+        named = {EVENTS: maps["events"], START: maps["start"]}
+        descriptors = named | {number: fd for number, (_, fd) in created.items()}
         # The verifier takes most of a start with compiled programs; it checks several programs at the same time.
         with ThreadPoolExecutor(len(hooks)) as threads:
             programs = list(threads.map(load_one, hooks))
@@ -134,13 +135,15 @@ def create_map(name: str, layout: Map, options: Options) -> int:
 
 
 def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[KernelRule]) -> None:
-    """Write the rules, and the perf buffers if there are any, into the maps by name."""
+    """Write what differs between starts, the rules, and the perf buffers if there are any, into the maps by name."""
+    start = "start", 0, struct.pack("<II", options.agent_tgid, options.netns)  # struct start of bpf/maps.h
     buffers = (("events", cpu, struct.pack("<I", fd)) for cpu, fd in options.perf_buffers.items())
-    for name, index, value in (*map_contents(rules), *buffers):
+    for name, index, value in (start, *map_contents(rules), *buffers):
         try:
             bpf.write_map(maps[name], struct.pack("<I", index), value)
         except OSError as error:
             raise StartError(f"map {name}, index {index}: {error.strerror}") from None
+    bpf.freeze_map(maps["start"])
 
 
 def load_first(backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache) -> tuple[str, Loaded]:

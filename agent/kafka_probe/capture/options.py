@@ -61,8 +61,8 @@ class Options:
     """Options of the programs. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, or None.
 
     netns: the inode of the only network namespace to watch, 0 for all.
-    perf_buffers: the descriptors of the perf buffers by CPU; empty if samples go through a ring buffer. These and the
-    agent's process id differ between starts and are not compiled in.
+    perf_buffers: the descriptors of the perf buffers by CPU; empty if samples go through a ring buffer. These, the
+    agent's process id and `netns` differ between starts and are not compiled in.
     """
 
     ports: tuple[int, ...]
@@ -77,4 +77,4 @@ class Options:
 
     def compiled_in(self) -> dict[str, Any]:
         """Return what the compiled programs depend on."""
-        return {**asdict(replace(self, agent_tgid=0)), "perf_buffers": bool(self.perf_buffers)}
+        return {**asdict(replace(self, agent_tgid=0, netns=0)), "perf_buffers": bool(self.perf_buffers)}

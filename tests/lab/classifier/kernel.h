@@ -73,8 +73,7 @@ struct test_socket {
 #define WATCHED_SIDES 6
 #define PORT_MATCH(port) ((port) == KAFKA_PORT)
 #define KAFKA_PORT 9092
-#define AGENT_TGID 1
-#define NETNS 0
+#define START (&(struct start){ .agent_tgid = 1 })
 #define PERF_BUFFER 0
 #define RING_PAGES 0
 #define MAX_CONNECTIONS 1

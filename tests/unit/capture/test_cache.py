@@ -279,14 +279,14 @@ def test_a_directory_that_cannot_be_made_is_a_problem_and_no_failure(tmp_path: P
 
 def test_another_setting_has_other_programs_but_not_another_start() -> None:
     others = [
-        *(replace(OPTIONS, ports=(9093,)), replace(OPTIONS, ports=()), replace(OPTIONS, netns=5)),
+        *(replace(OPTIONS, ports=(9093,)), replace(OPTIONS, ports=())),
         *(replace(OPTIONS, watch_client=False), replace(OPTIONS, watch_server=False)),
         *(replace(OPTIONS, ring_bytes=1 << 17), replace(OPTIONS, max_connections=7)),
         *(replace(OPTIONS, cgroup_subsystem="pids"), replace(OPTIONS, perf_buffers={0: 3})),
     ]
     keys = {key_of(options.compiled_in()) for options in (OPTIONS, *others)}
     assert len(keys) == 1 + len(others)
-    with_perf = [replace(OPTIONS, agent_tgid=tgid, perf_buffers={0: tgid}) for tgid in (7, 8)]
+    with_perf = [replace(OPTIONS, agent_tgid=tgid, netns=tgid, perf_buffers={0: tgid}) for tgid in (7, 8)]
     assert with_perf[0].compiled_in() == with_perf[1].compiled_in()
 
 

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_probe.capture import compiler
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import compile_programs, defines, sources
 from kafka_probe.capture.options import Options
-from kafka_probe.errors import StartError
 from tests.lab.bpf_programs import Compile
 from tests.lab.bpf_stack import LIMIT, deepest
 
@@ -39,13 +37,6 @@ def test_a_declared_member_is_read(flags: list[str], compile_bpf: Compile) -> No
 def test_a_wrong_member_does_not_compile(member: str, flags: list[str], compile_bpf: Compile) -> None:
     with pytest.raises(Exception, match="Failed to compile"):
         compile_bpf(READ.format(member), "kernel_structs.h", flags)
-
-
-def test_code_without_a_place_for_the_agents_process_id_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = defines("tracepoint", OPTIONS, Btf()) | {"AGENT_TGID": 4711}
-    monkeypatch.setattr(compiler, "defines", lambda *_: given)
-    with pytest.raises(StartError, match="without a place for the agent's process id"):
-        compile_programs("tracepoint", OPTIONS, Btf())
 
 
 @pytest.mark.parametrize("backend", ["tracepoint", "kprobe", "fentry"])

@@ -36,7 +36,7 @@ def test_a_function_that_is_called_often_is_verified_once() -> None:
     function = _INSTRUCTION.pack(0xB7, 0, 0, 1) * 100 + RETURN_0
     (name, number), *_ = link.CALLS.items()
     once, often = (
-        load(link.link((ARGUMENT_7 + call(number)) * calls + RETURN_0, {name: function}, {}, 0)).instructions
+        load(link.link((ARGUMENT_7 + call(number)) * calls + RETURN_0, {name: function}, {})).instructions
         for calls in (1, 50)
     )
     assert once > 100
@@ -46,26 +46,20 @@ def test_a_function_that_is_called_often_is_verified_once() -> None:
 def test_each_function_stands_once_behind_the_program_that_calls_it() -> None:
     others = dict.fromkeys(link.CALLS, RETURN_0)
     code = b"".join(ARGUMENT_7 + call(number) for number in link.CALLS.values()) * 2 + RETURN_0
-    linked = link.link(code, others, {}, 0)
+    linked = link.link(code, others, {})
     assert len(linked.code) == len(code) + len(others) * len(RETURN_0)
     load(linked)
 
 
 def test_a_program_without_calls_stays_as_it_is() -> None:
-    assert link.link(RETURN_0, {"run_send": RETURN_0}, {}, 0) == link.Linked(RETURN_0)
+    assert link.link(RETURN_0, {"run_send": RETURN_0}, {}) == link.Linked(RETURN_0)
 
 
-def test_maps_are_named_by_their_descriptors() -> None:
-    load_map = _INSTRUCTION.pack(0x18, 1 << 4 | 1, 0, 33) + bytes(8)
-    linked = link.link(load_map + RETURN_0, {}, {33: 7}, 0)
-    assert _INSTRUCTION.unpack_from(linked.code)[3] == 7
-
-
-@pytest.mark.parametrize("upper_half", [False, True])
-def test_the_agents_process_id_is_linked_in_wherever_the_compiler_put_it(*, upper_half: bool) -> None:
-    number = _INSTRUCTION.pack(0x18, 1, 0, 0) + _INSTRUCTION.pack(0, 0, 0, link.AGENT)
-    code = (number if upper_half else _INSTRUCTION.pack(0x55, 1, 5, link.AGENT)) + RETURN_0
-    assert link.link(code, {}, {}, 4711).code == code.replace(struct.pack("<i", link.AGENT), struct.pack("<i", 4711))
+@pytest.mark.parametrize("kind", [1, 2], ids=["map", "value"])
+def test_maps_and_their_values_are_named_by_their_descriptors(kind: int) -> None:
+    load_map = _INSTRUCTION.pack(0x18, kind << 4 | 1, 0, 33) + bytes(8)
+    linked = link.link(load_map + RETURN_0, {}, {33: 7})
+    assert _INSTRUCTION.unpack_from(linked.code) == (0x18, kind << 4 | 1, 0, 7)
 
 
 def test_a_refusal_ends_with_the_last_lines_of_the_verifiers_log() -> None:
