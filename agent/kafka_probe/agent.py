@@ -60,7 +60,6 @@ class Agent:
         self._processor = Processor(
             config,
             resolver,
-            sender,
             bounds,
             internal_requests=internal_requests,
             archives=archive_sink is not None,

@@ -1,4 +1,4 @@
-"""The loop of the agent: each turn reads samples, then sends a bounded part of the reports that are due."""
+"""The loop of the agent: each turn reads samples, then hands on a bounded part of the events that are queued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import chain
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.ringbuf import RingBuffer
-from kafka_probe.capture.sample import SLOT
+from kafka_probe.capture.sample import SLOT, Samples
 from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.pending_closes import SETTLED_NS
 from kafka_probe.processing import Processor
@@ -97,6 +97,7 @@ class Loop:
         took_s = time.monotonic() - began_s
         self._forget_suspects()
         self._processor.settle(self._read_ns - SETTLED_NS)
+        self._reporter.hand_on()
         if self._listing:
             self._take_listed(self._listing)
         self._send_reports(took_s)
@@ -114,7 +115,7 @@ class Loop:
         now_ns = time.monotonic_ns()
         self._reporter.read_kernel(self._programs)
         while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
-            self._processor.consume(samples)
+            self._process(samples)
         self._processor.finish()
         while self._listing and self._listed_ready:
             self._take_listed(self._listing)
@@ -132,12 +133,18 @@ class Loop:
         while self._unread:
             samples = self._programs.buffer.take(_BATCH_SAMPLES)
             if len(samples):
-                self._processor.consume(samples)
+                self._process(samples)
             self._unread = max(0, self._unread - len(samples)) if len(samples) == _BATCH_SAMPLES else 0
             if time.monotonic() >= due_s:
                 break
         if not self._unread:
             self._read_ns = self._marked_ns
+
+    def _process(self, samples: Samples) -> None:
+        """Process a batch; after each portion, hand on the events that it queued."""
+        for portion in self._processor.portions(samples):
+            self._processor.consume(portion)
+            self._reporter.hand_on()
 
     def _suspect_lost(self) -> None:
         """Note the known connections that the kernel no longer follows, if closes were lost or the table is full."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
 
 from kafka_probe.archive.archive import Archive
 from kafka_probe.capture.sample import SampleKind, Samples
@@ -16,34 +18,37 @@ from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.dispatch import Dispatcher
-from kafka_probe.events import RequestEvent, WallClock
+from kafka_probe.events import FramesEvent, RequestEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
-from kafka_probe.sending import Sender
 from kafka_probe.setting_types import ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
 
 
-class Processor:
-    """Owns the modules that samples pass, and passes batches of samples through them.
+class Portion(NamedTuple):
+    """A part of a batch of samples. closes: the CLOSE samples of the whole batch."""
 
-    Requests of administration become events at once, as do others if the settings choose them. All else is kept for the
-    report of the interval. internal_requests: also those of kafka-probe's own connections. archives: send frames to the
-    archive.
+    samples: Samples
+    closes: Samples
+
+
+class Processor:
+    """Owns the modules that samples pass, and passes batches of samples through them, portion by portion.
+
+    `request` and `frames` events are queued until `take_requests` and `take_frames`; all else is kept for the report of
+    the interval. internal_requests: also requests of kafka-probe's own connections. archives: make `frames` events.
     """
 
     def __init__(
         self,
         config: Config,
         resolver: WorkloadResolver,
-        sender: Sender,
         bounds: Bounds,
         *,
         internal_requests: bool,
         archives: bool,
     ) -> None:
-        self._sender = sender
         self._resolver = resolver
         self.names = TopicNames(bounds.topic_names_bytes)
         self._brokers = BrokerFiles(self.names, resolver)
@@ -55,20 +60,53 @@ class Processor:
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)
         self._archive = Archive(config, self.tracker, self.names) if archives else None
+        self._frames: list[Iterable[FramesEvent]] = []
         self.exchanges = Exchanges(self.tracker, self.names, bounds.exchanges_bytes, internal=internal_requests)
         self.exchanges.pair_all(pair_all=False)
         self._switch_exchanges()
 
-    def consume(self, samples: Samples) -> None:
-        """Process samples of any kind, in portions, which have the order of the buffer.
+    def portions(self, samples: Samples) -> Iterator[Portion]:
+        """Yield a batch of samples of any kind in portions, which bound the memory for decoded frames and events.
 
-        Inside a portion frames follow samples of other kinds and precede ends.
+        They have the order of the buffer.
         """
+        closes = samples[samples["kind"] == SampleKind.CLOSE]
+        return (Portion(portion, closes) for portion in portions(samples, DECODED_AT_ONCE))
+
+    def consume(self, portion: Portion) -> None:
+        """Process frames after samples of other kinds but before ends: a connection's frames never follow its end."""
+        samples = portion.samples
         if self._archive:
             self._archive.add(samples)
-        closes = samples[samples["kind"] == SampleKind.CLOSE]
-        for portion in portions(samples, DECODED_AT_ONCE):
-            self._consume_portion(portion, closes)
+        kinds = samples["kind"]
+        ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
+        others = (kinds != SampleKind.FRAME) & ~ends
+        for sample in samples[others]:
+            self.tracker.take(sample)
+        frames = samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples
+        batch = list(self.reader.read(frames))
+        self.dispatcher.add(batch, self.tracker.refusing(portion.closes))
+        if self._archive:
+            self._frames.append([*self._archive.select(frames, batch)])
+        self._brokers.read_on()
+        if not self.exchanges.pairs_all:
+            self.load_shedding.skip(batch)
+        if chosen := self.exchanges.chosen(batch):
+            self.exchanges.pair(chosen)
+        for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
+            if kind == SampleKind.CLOSE:
+                self.tracker.close(sample)
+            else:
+                self.forget(int(sample["conn"]))
+
+    def take_requests(self) -> Iterator[RequestEvent]:
+        """Return the queued `request` events that the settings select, and empty the queue."""
+        return self.load_shedding.wanted(self.exchanges.take_events(WallClock.now()))
+
+    def take_frames(self) -> Iterator[FramesEvent]:
+        """Return the queued `frames` events, and empty the queue. Those of closes are made when they are reached."""
+        frames, self._frames = self._frames, []
+        return chain.from_iterable(frames)
 
     def forget(self, conn: int) -> None:
         """Delete a connection of which no sample can follow, by the kernel's id."""
@@ -77,8 +115,8 @@ class Processor:
         self.produces.forget(conn)
         if self._archive and not self.tracker.awaits_close(conn):
             self._archive.forget(conn)
-        if connection and self.exchanges.waits(conn):
-            self._send(self.exchanges.forget_connection(connection, WallClock.now()))
+        if connection:
+            self.exchanges.forget_connection(connection)
 
     def settle(self, until_ns: int) -> None:
         """Settle closes up to this time: count what brokers refused by them, archive last frames.
@@ -94,11 +132,11 @@ class Processor:
                 self.flows.refuse(connection, request)
         self.produces.settle(until_ns)
         if self._archive and settled:
-            self._sender.send_frames(self._archive.note_closes(settled))
+            self._frames.append(self._archive.note_closes(settled))
 
     def finish(self) -> None:
-        """Send events of the requests that changed the cluster and still wait for their responses."""
-        self._send(self.exchanges.finish(WallClock.now()))
+        """Queue events of the requests that changed the cluster and still wait for their responses."""
+        self.exchanges.finish()
 
     def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
@@ -130,35 +168,6 @@ class Processor:
     def counters(self) -> dict[str, int]:
         """Return the counters of all these modules since the start, by name."""
         return {**self.reader.counters, **self._brokers.counters}
-
-    def _consume_portion(self, samples: Samples, closes: Samples) -> None:
-        """Process frames after samples of other kinds but before ends: a connection's frames never follow its end.
-
-        closes: those of all portions.
-        """
-        kinds = samples["kind"]
-        ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
-        others = (kinds != SampleKind.FRAME) & ~ends
-        for sample in samples[others]:
-            self.tracker.take(sample)
-        frames = samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples
-        batch = list(self.reader.read(frames))
-        self.dispatcher.add(batch, self.tracker.refusing(closes))
-        if self._archive:
-            self._sender.send_frames(self._archive.select(frames, batch))
-        self._brokers.read_on()
-        if not self.exchanges.pairs_all:
-            self.load_shedding.skip(batch)
-        if chosen := self.exchanges.chosen(batch):
-            self._send(self.exchanges.pair(chosen, WallClock.now()))
-        for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
-            if kind == SampleKind.CLOSE:
-                self.tracker.close(sample)
-            else:
-                self.forget(int(sample["conn"]))
-
-    def _send(self, events: Iterable[RequestEvent]) -> None:
-        self._sender.send(self.load_shedding.wanted(events))
 
     def _switch_exchanges(self) -> None:
         """Pair all requests, or only those of administration: pairing costs more than counting frames."""

@@ -62,6 +62,11 @@ class Reporter:
         """Return how many samples were lost that may have been closes or resets."""
         return sum(self._kernel[name] for name in _HIDDEN_BY_KERNEL)
 
+    def hand_on(self) -> None:
+        """Send the events that the processor has queued, in parts of bounded size."""
+        self._sender.send(self._processor.take_requests())
+        self._sender.send_frames(self._processor.take_frames())
+
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts.
 
@@ -77,6 +82,7 @@ class Reporter:
         interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
         limit = TimeLimit(limit_s)
         processor.settle(settled_ns)  # before flows, which have what was refused
+        self.hand_on()
         flows = processor.dispatcher.report(interval, with_topics=processor.load_shedding.topics, limit=limit)
         processor.adapt(self._cpu_share())
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)

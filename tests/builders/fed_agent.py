@@ -68,7 +68,9 @@ class Fed:
         self.processor, self.reporter = self.agent._processor, self.agent._reporter
 
     def see(self, *samples: Samples) -> None:
-        self.processor.consume(stream(*samples))
+        for portion in self.processor.portions(stream(*samples)):
+            self.processor.consume(portion)
+            self.reporter.hand_on()
 
     def report(self) -> None:
         now = time.monotonic_ns()

@@ -8,20 +8,23 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import pytest
 
+from kafka_probe import processing
 from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
 from kafka_probe.loop import _LISTED_AT_ONCE, Loop
 from kafka_probe.memory import DECODED_BYTES, DEFAULT
+from kafka_probe.processing import Portion
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.fed_agent import SECOND_NS, Fed, Kept
 from tests.builders.messages import case
-from tests.builders.samples import Samples, by_hand, closed, ended, frame, message, opened, request, stream
+from tests.builders.samples import Samples, by_hand, closed, ended, frame, message, opened, request, response, stream
 
 METADATA = ApiKey.METADATA
 RING_BYTES = 8 << 20
@@ -160,6 +163,32 @@ def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> No
     forget_lost(fed, ring)
     assert fed.processor.reader.unfinished() == set()
     assert fed.processor.reader.losses["frame_incomplete"] == 1
+
+
+def test_a_request_of_a_lost_connection_is_handed_on_though_no_sample_follows() -> None:
+    fed, ring = Fed("all"), WaitingRing()
+    loop = Loop(NoPrograms(ring), None, fed.processor, fed.reporter, 60.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
+    fed.see(opened(1), request(METADATA, 12))
+    fed.processor.forget(1)
+    loop.turn()
+    (event,) = fed.events("request")
+    assert (event["api"], event["response_bytes"]) == ("Metadata", None)
+
+
+def test_the_events_of_a_portion_are_handed_on_before_the_next_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, handed_on = Fed("all"), list[int]()
+    loop, consume = loop_of(fed, NoPrograms(WaitingRing())), fed.processor.consume
+
+    def count_and_consume(portion: Portion) -> None:
+        handed_on.append(len(fed.events("request")))
+        consume(portion)
+
+    monkeypatch.setattr(processing, "DECODED_AT_ONCE", 1)  # a portion for each frame
+    monkeypatch.setattr(fed.processor, "consume", count_and_consume)
+    exchanges = ((request(METADATA, 12, correlation_id=n), response(METADATA, 12, correlation_id=n)) for n in (1, 2))
+    loop._process(stream(opened(1), *chain(*exchanges)))
+    assert handed_on == [0, 0, 0, 1, 1]
+    assert len(fed.events("request")) == 2
 
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:

@@ -93,6 +93,7 @@ class Exchanges:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self.pairs_all = True
+        self._paired: list[_Exchange] = []
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.begin_interval()
         self._tracker = tracker
@@ -116,8 +117,8 @@ class Exchanges:
         """Return the frames of a batch that may be of exchanges to pair: all, or those of administration."""
         return batch if self.pairs_all else [frames for frames in batch if frames.shape.facts.api_key in _MAY_BE_CHOSEN]
 
-    def pair(self, batch: list[Frames], clock: WallClock) -> Iterator[RequestEvent]:
-        """Yield an event for each exchange that a batch of frames completes, in the order of the frames."""
+    def pair(self, batch: list[Frames]) -> None:
+        """Pair a batch of frames, in the order of the frames. `take_events` returns what it completes."""
         frames = [
             (
                 sample,
@@ -133,24 +134,24 @@ class Exchanges:
             if connection and (
                 self._internal or not connection.internal or frame.shape.facts.api_key in ADMINISTRATION
             ):
-                for exchange in self._take(connection, int(sample["correlation_id"]), frame):
-                    yield self._event(*exchange, clock)
+                self._paired.extend(self._take(connection, int(sample["correlation_id"]), frame))
 
-    def waits(self, conn: int) -> bool:
-        """Return True if requests of a connection, by the kernel's id, wait for their responses."""
-        return conn in self._waiting
+    def take_events(self, clock: WallClock) -> Iterator[RequestEvent]:
+        """Return an event for each exchange that is complete and was not returned before; each is made when reached."""
+        paired, self._paired = self._paired, []
+        return (self._event(*exchange, clock) for exchange in paired)
 
-    def forget_connection(self, connection: Connection, clock: WallClock) -> Iterator[RequestEvent]:
-        """Yield an event for each request that had no response when the connection ended."""
+    def forget_connection(self, connection: Connection) -> None:
+        """Complete the requests of a connection that ended without their responses."""
         for correlation_id, request in self._forget(connection.identity.conn).items():
-            yield self._event(connection, correlation_id, request, None, clock)
+            self._paired.append((connection, correlation_id, request, None))
 
-    def finish(self, clock: WallClock) -> Iterator[RequestEvent]:
-        """Yield an event for each request of administration that waits for its response when the agent ends."""
+    def finish(self) -> None:
+        """Complete the requests of administration that wait for their responses when the agent ends."""
         self.pair_all(pair_all=False)
         for conn in [*self._waiting]:
             if connection := self._tracker.get(conn):
-                yield from self.forget_connection(connection, clock)
+                self.forget_connection(connection)
 
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[_Exchange]:
         """Yield the exchanges that a frame completes."""

@@ -51,12 +51,14 @@ class Watched:
                 connection = self.tracker.get(conn)
                 assert connection
                 self.tracker.learn(connection, frames.shape.facts)
-        return valid(self.exchanges.pair(batch, SINCE_BOOT))
+        self.exchanges.pair(batch)
+        return valid(self.exchanges.take_events(SINCE_BOOT))
 
     def close(self, conn: int) -> list[Any]:
         connection = self.tracker.gone(conn)
         assert connection
-        return valid(self.exchanges.forget_connection(connection, SINCE_BOOT))
+        self.exchanges.forget_connection(connection)
+        return valid(self.exchanges.take_events(SINCE_BOOT))
 
 
 def valid(events: Iterable[RequestEvent]) -> list[Any]:
@@ -154,7 +156,8 @@ def test_what_the_end_of_a_connection_left_unanswered_is_reported(watched: Watch
 def test_what_the_end_of_the_agent_leaves_unanswered_is_reported_if_it_changes_the_cluster(watched: Watched) -> None:
     watched.see(request(METADATA, 12, correlation_id=1), delete(1, "orders", correlation_id=2))
     watched.see(delete(2, "audit", correlation_id=3))
-    left = valid(watched.exchanges.finish(SINCE_BOOT))
+    watched.exchanges.finish()
+    left = valid(watched.exchanges.take_events(SINCE_BOOT))
     assert [(event["api"], event["correlation_id"], event["response_bytes"]) for event in left] == [
         ("DeleteTopics", 2, None),
         ("DeleteTopics", 3, None),
@@ -260,16 +263,17 @@ def test_of_a_frame_that_names_very_many_partitions_the_first_are_in_the_event(w
 def test_of_too_many_requests_in_flight_those_that_wait_longest_end_without_a_response() -> None:
     tracker, reader = Tracker(RESOLVER), FrameReader()
     exchanges = Exchanges(tracker, TopicNames(), limit_bytes=20_000)
-    events: list[Any] = []
     for conn in range(1, 41):
         tracker.take(opened(conn)[0])
-        events += exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT)
+        exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5))))
+    events: list[Any] = [*exchanges.take_events(SINCE_BOOT)]
     assert 0 < exchanges.losses["request_limit"] == len(events) < 40
     assert [event["conn_id"] for event in events] == [f"{conn:016x}" for conn in range(1, len(events) + 1)]
     assert {event["response_bytes"] for event in events} == {None}
 
     def answered(conn: int) -> int:
-        return len(list(exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT)))
+        exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))))
+        return len(list(exchanges.take_events(SINCE_BOOT)))
 
     assert (answered(1), answered(40)) == (0, 1)
 
@@ -296,7 +300,8 @@ def test_requests_of_administration_are_paired_alone_within_the_share_of_their_p
 
     def seen(*samples: Frames) -> list[Any]:
         batch = watched.exchanges.chosen(list(watched.reader.read(stream(*samples))))
-        return valid(watched.exchanges.pair(batch, SINCE_BOOT))
+        watched.exchanges.pair(batch)
+        return valid(watched.exchanges.take_events(SINCE_BOOT))
 
     assert seen(request(METADATA, 12, correlation_id=1), response(METADATA, 12, correlation_id=1)) == []
     unknown = frame(1, api_key=NO_API, flags=Flag.RESPONSE, correlation_id=2, frame_bytes=9)

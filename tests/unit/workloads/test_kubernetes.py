@@ -370,7 +370,8 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     agent = Agent(Config(node=NODE, kubernetes="on"), sink)
 
     def report(*records: Any) -> list[dict[str, Any]]:
-        agent._processor.consume(stream(*records))
+        for portion in agent._processor.portions(stream(*records)):
+            agent._processor.consume(portion)
         sink.events.clear()
         list(agent._reporter.report(0, time.time_ns(), time.time_ns()))
         for event in sink.events:
