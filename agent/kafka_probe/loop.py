@@ -1,4 +1,4 @@
-"""The loop of the agent: each turn reads samples, then hands on a bounded part of the events that are queued."""
+"""The loop of the agent: each turn reads samples, then hands on a bounded part of the queued events."""
 
 from __future__ import annotations
 
