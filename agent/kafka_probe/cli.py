@@ -227,6 +227,17 @@ def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
     sys.exit(0 if all_ok else 3)
 
 
+@commands.command("compile")
+@options(Config.model_fields)
+def compile_(file: Path | None, **flags: str | None) -> None:
+    """Compile the BPF programs into --cache-dir as root, for an agent with these settings that runs as another user."""
+    from kafka_probe.memory import bounds_of
+    from kafka_probe.startup import compile_programs
+
+    config = _configured(flags, file)
+    compile_programs(config, bounds_of(config, archives=_archives(config)))
+
+
 @commands.command()
 def version() -> None:
     """Print the versions of kafka-probe and of its event schema."""
@@ -273,16 +284,21 @@ def _sink(config: Config) -> Sink:
 
 
 def _archive_sink(config: Config, sink: Sink) -> Sink | None:
-    """Return the destination of frames; None if none are archived. Standard output gets them only with --archive."""
-    if config.sink == "stdout":
-        return None if config.archive.which == "off" else sink
-    if not config.archives:
+    """Return the destination of frames; None if none are archived."""
+    if not _archives(config):
         return None
+    if config.sink == "stdout":
+        return sink
     from kafka_probe.memory import ARCHIVE_WAITING_BYTES
     from kafka_probe.sinks.kafka import KafkaSink
 
     waiting = {"sink_buffer_bytes": ARCHIVE_WAITING_BYTES, "spool_dir": None}
     return KafkaSink(config.model_copy(update={"topic": config.archive_topic, **waiting}))
+
+
+def _archives(config: Config) -> bool:
+    """Return True if `run` archives frames. Standard output gets them only with --archive."""
+    return config.archive.which != "off" if config.sink == "stdout" else config.archives
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""A directory that no other user can write: creates, checks and opens it and its files.
+"""A directory that only its owner and root can write: creates, checks and opens it and its files.
 
 Owner and mode of the directory and of everything above it are checked before anything is opened, so that no other user
-can replace a part of the path afterwards. Files are opened relative to the open directory, never through a symbolic
-link, and never with a call that blocks, such as an open of a FIFO without a writer.
+can replace a part of the path afterwards. The owner is this user, or root if this user only reads. Files are opened
+relative to the open directory, never through a symbolic link, and never with a call that blocks, such as an open of a
+FIFO without a writer.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MOST_LINKS = 40  # as in the kernel: MAXSYMLINKS of include/linux/namei.h
 
 
@@ -26,29 +26,30 @@ class NotPrivateError(OSError):
         self.remedy = remedy
 
 
-def open_directory(directory: Path) -> int:
-    """Open a directory that only this user and root can replace. Create it and its parents if they are absent.
+def open_directory(directory: Path, owner: int) -> int:
+    """Open a directory that only its owner, by user id, and root can replace. The owner creates it if it is absent.
 
     Raises `NotPrivateError` if another user could replace it, and `OSError` if it cannot be created or opened.
     """
     directory = directory.absolute()
     missing = [one for one in directory.parents if not one.exists()]
     # Check before creating anything: a link of another user may point anywhere.
-    _require_own_path((missing or [directory])[-1])
-    for one in reversed(missing):
-        one.mkdir(0o755, exist_ok=True)
-    directory.mkdir(0o700, exist_ok=True)
-    target, me = _require_own_path(directory), os.geteuid()
+    _require_own_path((missing or [directory])[-1], owner)
+    if owner == os.geteuid():
+        for one in reversed(missing):
+            one.mkdir(0o755, exist_ok=True)
+        directory.mkdir(0o700, exist_ok=True)
+    target = _require_own_path(directory, owner)
     # Open the path that was checked: a link to it may point elsewhere by now.
     opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    if (owner := os.fstat(opened).st_uid) != me:
+    if (found := os.fstat(opened).st_uid) != owner:
         os.close(opened)
-        reason = f"user {owner} owns it, but the agent runs as user {me}"
-        raise NotPrivateError(reason, f"`chown -R {me} {directory}` if nobody else uses it, or name another directory")
+        remedy = f"`chown -R {owner} {directory}` if nobody else uses it, or name another directory"
+        raise NotPrivateError(f"user {found} owns it instead of user {owner}", remedy)
     return opened
 
 
-def _require_own_path(directory: Path) -> Path:
+def _require_own_path(directory: Path, owner: int) -> Path:
     """Return the path of a directory without links; the directory itself may be absent.
 
     Raises `NotPrivateError` if another user could replace the directory, and `OSError` if it has too many links.
@@ -56,10 +57,10 @@ def _require_own_path(directory: Path) -> Path:
     target, above = _followed(directory)
     for one in above:
         found = one.lstat()
-        if found.st_uid not in (0, os.geteuid()):
+        if found.st_uid not in (0, owner):
             reason = f"user {found.st_uid} owns {one} and can replace its contents"
-            raise NotPrivateError(reason, "name a directory whose parents belong to root or to the agent's user")
-        if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+            raise NotPrivateError(reason, f"name a directory whose parents belong to root or to user {owner}")
+        if stat.S_ISDIR(found.st_mode) and found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
             raise NotPrivateError(f"other users can write to {one}", f"`chmod go-w {one}`, or name another directory")
     return target
 
@@ -84,16 +85,16 @@ def _followed(directory: Path) -> tuple[Path, list[Path]]:
     return here, passed
 
 
-def make_private(opened: int, expected: Callable[[str], bool]) -> None:
-    """Restrict an open directory of this user to this user. It must contain only own files with expected names.
+def make_private(opened: int, mode: int, expected: Callable[[str], bool]) -> None:
+    """Set the mode of an open directory of this user. It must contain only own files with expected names.
 
     The contents are checked before the mode changes, because the change would damage a shared directory such as /tmp,
     and again afterwards, because others may have written until then. Raises `NotPrivateError` if it contains anything
     else.
     """
     _require_own_files(opened, expected)
-    if os.fstat(opened).st_mode & _OTHERS:
-        os.fchmod(opened, 0o700)
+    if stat.S_IMODE(os.fstat(opened).st_mode) != mode:
+        os.fchmod(opened, mode)
         _require_own_files(opened, expected)
 
 
@@ -106,25 +107,25 @@ def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
         # The root directory of an ext4 file system contains one.
         if name == "lost+found" and stat.S_ISDIR(found.st_mode) and found.st_uid == 0:
             continue
-        if not expected(name) or not _is_own_file(found):
+        if not expected(name) or not _is_file_of(os.geteuid(), found):
             remedy = "move it away if it is not the agent's, or name an empty directory"
             raise NotPrivateError(f"it contains {name!r}, which the agent did not put there", remedy)
 
 
-def _is_own_file(found: os.stat_result) -> bool:
+def _is_file_of(owner: int, found: os.stat_result) -> bool:
     # Another user may have made the second link, to a file that this user may read and they may not. A user who could
     # write the file may still have it open after the directory has become private.
-    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink < 2  # 0: replaced
-    return own and not found.st_mode & _OTHERS_WRITE
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == owner and found.st_nlink < 2  # 0: replaced
+    return own and not found.st_mode & OTHERS_WRITE
 
 
-def read_file(opened: int, name: str, limit_bytes: int) -> bytes:
-    """Return a file's contents. Raises `OSError` if it is not a regular file of this user, or exceeds the limit."""
+def read_file(opened: int, name: str, owner: int, limit_bytes: int) -> bytes:
+    """Return a file's contents. Raises `OSError` if it is not a regular file of the owner, or exceeds the limit."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=opened)
     try:
         found = os.fstat(file)
-        if not _is_own_file(found):
-            raise NotPrivateError("it is not a regular file of this user", "remove it")
+        if not _is_file_of(owner, found):
+            raise NotPrivateError(f"it is not a regular file of user {owner}", "remove it")
         if found.st_size > limit_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return os.read(file, found.st_size)

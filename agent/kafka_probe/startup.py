@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 
 from kafka_probe import check
+from kafka_probe.capture.cache import Cache
 from kafka_probe.capture.options import KernelRule, Options
-from kafka_probe.capture.programs import Programs
+from kafka_probe.capture.programs import Programs, are_cached
 from kafka_probe.config import Config
 from kafka_probe.connections.listing import Listing
+from kafka_probe.errors import StartError
 from kafka_probe.memory import Bounds
 from kafka_probe.privileges import Capability, give_up_all_but
 from kafka_probe.protocol.kernel_allow_list import copy_rules
@@ -39,24 +41,11 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
         StartError: the host cannot capture.
     """
     check.require_capture()
-    options = Options(
-        ports=() if config.ports == "auto" else config.ports,
-        watch_client=config.side in ("both", "client"),
-        watch_server=config.side in ("both", "server"),
-        agent_tgid=os.getpid(),
-        netns=config.netns.stat().st_ino if config.netns else 0,
-        ring_bytes=config.ring_size_bytes,
-        cgroup_subsystem=Cgroups().v1_controller,
-        max_connections=bounds.connections,
-    )
-    cache_dir = None if config.cache_dir == "off" else config.cache_dir
-    with closing(Programs.load(config.backend, config.buffer, options, rules(), cache_dir)) as programs:
+    options = _options(config, bounds)
+    with closing(_load(config, options)) as programs:
         refused = "".join(f"; {name} refused: {reason}" for name, reason in programs.refused.items())
-        ports = ", ".join(map(str, options.ports)) or "all"
-        kernel = platform.release()
-        log.info("BPF programs attached, ports %s (backend %s, kernel %s%s).", ports, programs.backend, kernel, refused)
-        for problem in programs.cache_problems:
-            log.warning("%s", problem)
+        attached_to = _ports(options), programs.backend, platform.release(), refused
+        log.info("BPF programs attached, ports %s (backend %s, kernel %s%s).", *attached_to)
         if config.kernel_time and (refusal := programs.measure()):
             log.warning(
                 "The kernel does not measure the run time of the programs: %s. Grant CAP_SYS_ADMIN, or set "
@@ -73,6 +62,50 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
                 config.ready_file.touch()
             yield programs, listing
     log.info("BPF programs detached.")
+
+
+def compile_programs(config: Config, bounds: Bounds) -> None:
+    """Compile the programs into the cache, unless it has them: load them as an agent does, and detach them.
+
+    Raises:
+        StartError: the host cannot capture, or the cache still lacks the programs.
+    """
+    if config.cache_dir == "off":
+        log.info("Nothing is compiled before the start, because --cache-dir is off.")
+        return
+    check.require_capture()
+    options, cache = _options(config, bounds), Cache(config.cache_dir)
+    if not are_cached(config.backend, config.buffer, options, cache):
+        _load(config, options).close()
+        if not are_cached(config.backend, config.buffer, options, cache):
+            raise StartError(f"The programs are not in {config.cache_dir}: run it as root, or set another --cache-dir.")
+    log.info("The cache %s has the programs for ports %s.", config.cache_dir, _ports(options))
+
+
+def _options(config: Config, bounds: Bounds) -> Options:
+    return Options(
+        ports=() if config.ports == "auto" else config.ports,
+        watch_client=config.side in ("both", "client"),
+        watch_server=config.side in ("both", "server"),
+        agent_tgid=os.getpid(),
+        netns=config.netns.stat().st_ino if config.netns else 0,
+        ring_bytes=config.ring_size_bytes,
+        cgroup_subsystem=Cgroups().v1_controller,
+        max_connections=bounds.connections,
+    )
+
+
+def _load(config: Config, options: Options) -> Programs:
+    """Load and attach the programs, and log why files of the cache were not used or written."""
+    cache_dir = None if config.cache_dir == "off" else config.cache_dir
+    programs = Programs.load(config.backend, config.buffer, options, rules(), cache_dir)
+    for problem in programs.cache_problems:
+        log.warning("%s", problem)
+    return programs
+
+
+def _ports(options: Options) -> str:
+    return ", ".join(map(str, options.ports)) or "all"
 
 
 def rules() -> Iterator[KernelRule]:

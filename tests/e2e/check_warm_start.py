@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -54,6 +56,17 @@ def test_a_damaged_cache_is_logged_and_rebuilt_and_the_next_start_needs_no_bcc(
     damaged = Watched(tmp_path, port, *flags)
     assert counted(damaged, port) == SEEN
     assert re.search(rf"The cache {cache} has a file [0-9a-f]{{64}} that is damaged\.", damaged.agent.log.read_text())
+    assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
+
+
+def test_an_agent_that_starts_after_compile_with_its_settings_needs_no_bcc(
+    tmp_path: Path, no_bcc: dict[str, str]
+) -> None:
+    port, flags = free_port(), ("--cache-dir", str(tmp_path / "cache"))
+    command = (sys.executable, "-m", "kafka_probe", "compile", "--sink", "stdout", "--ports", str(port), *flags)
+    for environment in (dict(os.environ), {**os.environ, **no_bcc}):
+        compiled = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert f"has the programs for ports {port}." in compiled.stderr
     assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
 
 

@@ -59,7 +59,7 @@ def test_a_directory_of_another_user_is_refused_and_left_as_it_is(tmp_path: Path
     directory.mkdir(mode=0o755)
     os.chown(directory, STRANGER, STRANGER)
     assert refusal(directory) == (
-        f"The spool {directory} cannot be used (user {STRANGER} owns it, but the agent runs as user 0): "
+        f"The spool {directory} cannot be used (user {STRANGER} owns it instead of user 0): "
         f"`chown -R 0 {directory}` if nobody else uses it, or name another directory."
     )
     assert mode_of(directory) == 0o755

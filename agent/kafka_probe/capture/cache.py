@@ -1,8 +1,9 @@
-"""The cache of compiled programs: a directory of files that no other user can write.
+"""The cache of compiled programs: a directory of files that only root can write, and all users can read.
 
 Its contents are loaded into the kernel. So nothing is read that another user owns, could have written or could have
-replaced, and a file counts only with its checksum. Every reason not to use the directory or a file is a line in
-`problems`; the programs are then compiled as without a cache.
+replaced, and a file counts only with its checksum. An agent that runs as another user reads what `kafka-probe compile`
+has written as root. Every reason not to use the directory or a file is a line in `problems`; the programs are then
+compiled as without a cache.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from kafka_probe.private_directory import NotPrivateError, make_private, open_directory, read_file
+from kafka_probe.private_directory import OTHERS_WRITE, NotPrivateError, make_private, open_directory, read_file
 
+ROOT = 0
 MOST_FILES = 16  # the newest; those of earlier kernels, versions and settings are removed
 MOST_BYTES = 4 << 20  # of a file; the programs of one backend take 300 KB
 # A key, or a key and the suffix of a file that is being written.
@@ -23,7 +25,7 @@ _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{16})?")
 
 
 class Cache:
-    """Values by key, see `key_of`, in `directory`, which is created if absent; None: no cache."""
+    """Values by key, see `key_of`, in `directory`, which root creates if it is absent; None: no cache."""
 
     def __init__(self, directory: Path | None) -> None:
         self.problems: list[str] = []
@@ -40,7 +42,7 @@ class Cache:
         if self._opened is None:
             return None
         try:
-            content = read_file(self._opened, key, MOST_BYTES)
+            content = read_file(self._opened, key, ROOT, MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -56,11 +58,15 @@ class Cache:
         """Add or replace a value, and remove the oldest files beyond MOST_FILES."""
         if self._opened is None:
             return
+        if os.geteuid() != ROOT:
+            self._note("lacks the programs for these settings: run `kafka-probe compile` with them as root")
+            return
         unfinished = f"{key}.{os.urandom(8).hex()}"
         try:
             with open(unfinished, "xb", opener=self._at) as file:
                 file.write(sealed(key, value))
                 file.flush()
+                os.fchmod(file.fileno(), 0o644)
                 os.fsync(file.fileno())
             os.rename(unfinished, key, src_dir_fd=self._opened, dst_dir_fd=self._opened)
             self._remove_oldest_beside(key)
@@ -96,13 +102,16 @@ def sealed(key: str, value: str) -> bytes:
 
 
 def _open(directory: Path) -> int:
-    """Open the directory, and remove files from a time when others could write it."""
-    opened = open_directory(directory)
+    """Open the directory. As root, remove files from a time when others could write it."""
+    opened = open_directory(directory, ROOT)
     try:
-        was_shared = os.fstat(opened).st_mode & 0o022
-        make_private(opened, lambda name: _NAME.fullmatch(name) is not None)
-        for name in _files(opened) if was_shared else ():
-            os.unlink(name, dir_fd=opened)
+        was_shared = os.fstat(opened).st_mode & OTHERS_WRITE
+        if os.geteuid() == ROOT:
+            make_private(opened, 0o755, lambda name: _NAME.fullmatch(name) is not None)
+            for name in _files(opened) if was_shared else ():
+                os.unlink(name, dir_fd=opened)
+        elif was_shared:
+            raise NotPrivateError("other users can write to it", f"`chmod go-w {directory}` as root")
     except OSError:
         os.close(opened)
         raise

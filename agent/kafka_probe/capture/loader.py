@@ -79,14 +79,21 @@ class Kernel:
 
         return Compiled.from_json(self._cached(compile_supported, backend, options.compiled_in()))
 
+    def is_cached(self, backend: str, options: Options) -> bool:
+        """Return True if the cache has the programs of a backend."""
+        return self._cache.read(self._key(backend, options.compiled_in())) is not None
+
     def _cached(self, make: Callable[[], str], *parts: object) -> str:
-        key = key_of(self._origin, *parts)
+        key = self._key(*parts)
         value = self._cache.read(key)
         if value is None:
             value = make()
             if origin(read_btf()) == self._origin:  # else an upgrade has replaced the sources meanwhile
                 self._cache.write(key, value)
         return value
+
+    def _key(self, *parts: object) -> str:
+        return key_of(self._origin, *parts)
 
 
 def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Kernel) -> Loaded:

@@ -26,6 +26,8 @@ import numpy as np
 from kafka_probe.capture import bpf, sample
 from kafka_probe.capture.backends import BACKENDS
 from kafka_probe.capture.btf import VMLINUX
+from kafka_probe.capture.cache import Cache
+from kafka_probe.capture.loader import Kernel
 from kafka_probe.capture.options import MAPS, KernelRule, Options
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.ringbuf import RingBuffer
@@ -73,7 +75,7 @@ class Programs:
         Raises:
             StartError: no backend works; the text gives the reason for each.
         """
-        if buffer == "perf" or (buffer == "auto" and not has_ring_buffer()):
+        if not uses_ring_buffer(buffer):
             with ExitStack() as unless_loaded:
                 perf = PerfBuffers(options.ring_bytes)
                 unless_loaded.callback(perf.close)
@@ -138,9 +140,8 @@ def _attach(
     Raises:
         StartError: the loader failed, or did not end within _TIMEOUT_S.
     """
-    backends = ORDER if backend == "auto" else (backend,)
     request = {
-        "backends": backends,
+        "backends": _backends(backend),
         "options": asdict(options),
         "rules": [asdict(rule) for rule in rules],
         "cache_dir": cache_dir and str(cache_dir),
@@ -179,6 +180,21 @@ def _drop_from_page_cache(files: Iterable[str]) -> None:
     for file in files:
         with suppress(OSError), Path(file).open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def are_cached(backend: str, buffer: str, options: Options, cache: Cache) -> bool:
+    """Return True if the cache has programs that `Programs.load` would use with these arguments."""
+    kernel, buffers = Kernel(cache), {} if uses_ring_buffer(buffer) else {0: -1}  # descriptors are not compiled in
+    return any(kernel.is_cached(name, replace(options, perf_buffers=buffers)) for name in _backends(backend))
+
+
+def _backends(backend: str) -> tuple[str, ...]:
+    return ORDER if backend == "auto" else (backend,)
+
+
+def uses_ring_buffer(buffer: str) -> bool:
+    """Return True if samples go through a ring buffer with this setting."""
+    return buffer == "ring" or (buffer == "auto" and has_ring_buffer())
 
 
 def has_ring_buffer() -> bool:

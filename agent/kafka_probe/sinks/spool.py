@@ -96,7 +96,7 @@ class Spool:
     def read(self, segment: Segment) -> Batch:
         """Return the batch without the events that a damaged file lacks; without any event if the file is gone."""
         try:
-            lines = _whole_lines(read_file(self._opened, segment.name, MAX_BATCH_BYTES))
+            lines = _whole_lines(read_file(self._opened, segment.name, os.geteuid(), MAX_BATCH_BYTES))
         except OSError:
             lines = b""
         events = lines.count(b"\n")
@@ -121,10 +121,10 @@ class Spool:
 
     def _open(self) -> list[Segment]:
         """Open, lock and check the directory, and return its segments, oldest first."""
-        opened = open_directory(self._directory)
+        opened = open_directory(self._directory, os.geteuid())
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            make_private(opened, lambda name: _segment_name(name) is not None)
+            make_private(opened, 0o700, lambda name: _segment_name(name) is not None)
             found = [name for entry in sorted(os.listdir(opened)) if (name := _segment_name(entry))]
             sizes = [os.stat(name[0], dir_fd=opened).st_size for name in found]
         except OSError:

@@ -1,20 +1,24 @@
-"""A cache that is damaged, or that other users own or can write, is not used, and rebuilt if possible."""
+"""A cache is not used if it is damaged, or if others than root own or can write it."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from kafka_probe.capture import compiler
 from kafka_probe.capture.cache import MOST_BYTES, MOST_FILES, Cache, key_of, sealed
 from kafka_probe.capture.options import Options
+
+pytestmark = pytest.mark.root  # only root writes the cache
 
 STRANGER = 12345
 FUTURE = 1 << 33  # a time from which a clock was set back
@@ -30,12 +34,34 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_value_is_kept_for_the_next_start_and_for_its_user_only(directory: Path) -> None:
+@contextmanager
+def as_stranger() -> Iterator[None]:
+    os.seteuid(STRANGER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """Return the directory of a cache with one value, below directories that all users can read."""
+    with TemporaryDirectory(dir="/var/tmp") as above:
+        Path(above).chmod(0o755)
+        before = os.umask(0o077)
+        try:
+            Cache(Path(above) / "cache").write(KEY, VALUE)
+        finally:
+            os.umask(before)
+        yield Path(above) / "cache"
+
+
+def test_a_value_is_kept_for_the_next_start_and_only_root_can_change_it(directory: Path) -> None:
     cache = Cache(directory)
     assert cache.read(KEY) == VALUE
     assert cache.read(OTHER_KEY) is None
     assert cache.problems == []
-    assert [path.stat().st_mode & 0o777 for path in (directory, directory / KEY)] == [0o700, 0o600]
+    assert [path.stat().st_mode & 0o777 for path in (directory, directory / KEY)] == [0o755, 0o644]
 
 
 def test_without_a_directory_nothing_is_kept() -> None:
@@ -96,7 +122,45 @@ def test_a_file_that_is_longer_than_any_value_is_not_read(directory: Path) -> No
     assert cache.problems == [f"The cache {directory} has a file {KEY} that is not used: File too large."]
 
 
-@pytest.mark.root
+def test_other_users_only_read_what_root_has_written(public: Path) -> None:
+    with as_stranger():
+        cache = Cache(public)
+        assert cache.read(KEY) == VALUE
+        assert cache.problems == []
+        cache.write(OTHER_KEY, VALUE)
+    assert os.listdir(public) == [KEY]
+    assert cache.problems == [
+        f"The cache {public} lacks the programs for these settings: run `kafka-probe compile` with them as root."
+    ]
+
+
+def test_what_others_could_write_is_not_read_by_other_users(public: Path) -> None:
+    (public / KEY).chmod(0o666)
+    with as_stranger():
+        cache = Cache(public)
+        assert cache.read(KEY) is None
+    assert f"has a file {KEY} that is not used: it is not a regular file of user 0" in cache.problems[0]
+    public.chmod(0o775)
+    with as_stranger():
+        cache = Cache(public)
+        assert cache.read(KEY) is None
+    assert cache.problems == [
+        f"The cache {public} is not used: other users can write to it; `chmod go-w {public}` as root."
+    ]
+
+
+def test_another_user_neither_makes_a_directory_nor_uses_its_own(public: Path) -> None:
+    absent, own = public.parent / "absent", public.parent / "own"
+    own.mkdir()
+    os.chown(own, STRANGER, STRANGER)
+    with as_stranger():
+        problems = [*Cache(absent).problems, *Cache(own).problems]
+    assert [problem.partition(";")[0] for problem in problems] == [
+        f"The cache {absent} is not used: No such file or directory.",
+        f"The cache {own} is not used: user {STRANGER} owns it instead of user 0",
+    ]
+
+
 def test_a_directory_of_another_user_is_neither_used_nor_changed(directory: Path) -> None:
     for path in (directory, directory / KEY):
         os.chown(path, STRANGER, STRANGER)
@@ -104,7 +168,7 @@ def test_a_directory_of_another_user_is_neither_used_nor_changed(directory: Path
     cache.write(OTHER_KEY, VALUE)
     assert cache.read(KEY) is None
     assert [problem.partition(";")[0] for problem in cache.problems] == [
-        f"The cache {directory} is not used: user {STRANGER} owns it, but the agent runs as user 0"
+        f"The cache {directory} is not used: user {STRANGER} owns it instead of user 0"
     ]
     assert os.listdir(directory) == [KEY]
 
@@ -125,7 +189,7 @@ def test_files_from_a_time_when_others_could_write_the_directory_are_removed(dir
     cache = Cache(directory)
     assert cache.read(KEY) is None
     assert os.listdir(directory) == []
-    assert directory.stat().st_mode & 0o777 == 0o700
+    assert directory.stat().st_mode & 0o777 == 0o755
     cache.write(KEY, VALUE)
     assert Cache(directory).read(KEY) == VALUE
 
@@ -152,10 +216,7 @@ def file_that_others_can_write(file: Path) -> None:
     file.chmod(0o666)
 
 
-PLANTED = [
-    *(fifo, link, second_name, file_that_others_can_write),
-    pytest.param(file_of_a_stranger, marks=pytest.mark.root),
-]
+PLANTED = [fifo, link, second_name, file_that_others_can_write, file_of_a_stranger]
 
 
 @pytest.mark.parametrize("plant", PLANTED)
