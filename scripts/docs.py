@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kafka_probe import config, events, flows, load_shedding, sending, server, workloads
+from kafka_probe import config, events, flow_events, flow_sums, load_shedding, sending, server, workloads
 from kafka_probe.archive import archive
 from kafka_probe.capture import programs
 from kafka_probe.connections import exchange, frame_reader, refused_produces, topic_names, tracker
@@ -148,7 +148,8 @@ def loss_texts() -> dict[str, str]:
         frame_reader,
         tracker,
         refused_produces,
-        flows,
+        flow_sums,
+        flow_events,
         load_shedding,
         topic_names,
         exchange,

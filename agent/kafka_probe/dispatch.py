@@ -13,7 +13,8 @@ from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import FlowEvent, Interval
-from kafka_probe.flows import Flows, SessionRequests
+from kafka_probe.flow_events import FlowEvents, SessionRequests
+from kafka_probe.flows import Flows
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.time_limit import NO_LIMIT, TimeLimit
 
@@ -22,13 +23,20 @@ class Dispatcher:
     """Sorts frames by connection and passes them on, and passes finished `flow` events to their connections."""
 
     def __init__(
-        self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, produces: RefusedProduces, flows: Flows
+        self,
+        tracker: Tracker,
+        names: TopicNames,
+        brokers: BrokerFiles,
+        produces: RefusedProduces,
+        flows: Flows,
+        flow_events: FlowEvents,
     ) -> None:
         self._tracker = tracker
         self._names = names
         self._brokers = brokers
         self._produces = produces
         self._flows = flows
+        self._flow_events = flow_events
         self._namings: dict[Key, tuple[Connection, Naming | None]] = {}  # of the counted shapes of Fetch
 
     def add(self, batch: Iterable[Frames], closing: Mapping[int, int]) -> None:
@@ -49,7 +57,7 @@ class Dispatcher:
     def report(
         self, interval: Interval, *, with_topics: bool = True, limit: TimeLimit = NO_LIMIT
     ) -> Iterator[FlowEvent | None]:
-        """Return the `flow` events of the interval, and begin a new interval. See Flows.report."""
+        """Return the `flow` events of the interval, and begin a new interval. See FlowEvents.report."""
         namings, self._namings = self._namings, {}
         connections = {conn: connection for (conn, _), (connection, _) in namings.items()}
         asked = {
@@ -58,8 +66,8 @@ class Dispatcher:
             for api_key, version, topics in self._tracker.take_fetches(connection)
         }
         sessions = SessionRequests(asked, {key for key, (_, naming) in namings.items() if naming and naming.by_session})
-        flows = self._flows.report(interval, sessions, self._tracker.free, limit, with_topics=with_topics)
-        return self._added(flows)
+        counts = self._flows.finish(self._tracker.free)
+        return self._added(self._flow_events.report(counts, sessions, interval, limit, with_topics=with_topics))
 
     def _added(self, flows: Iterable[tuple[Connection | None, FlowEvent] | None]) -> Iterator[FlowEvent | None]:
         for flow in flows:

@@ -19,7 +19,9 @@ from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.dispatch import Dispatcher
 from kafka_probe.events import FramesEvent, RequestEvent, WallClock
-from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.flow_events import FlowEvents
+from kafka_probe.flow_sums import SUMMED
+from kafka_probe.flows import Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
 from kafka_probe.setting_types import ExchangeSelection
@@ -55,8 +57,11 @@ class Processor:
         nat = Conntrack() if config.conntrack else None
         self.tracker = Tracker(resolver, nat, bounds, config.open_interval_s)
         self.produces = RefusedProduces(bounds)
-        self.flows = Flows(self.names, self.tracker.free, bounds)
-        self.dispatcher = Dispatcher(self.tracker, self.names, self._brokers, self.produces, self.flows)
+        self.flows = Flows(self.tracker.free, bounds)
+        self.flow_events = FlowEvents(self.names)
+        self.dispatcher = Dispatcher(
+            self.tracker, self.names, self._brokers, self.produces, self.flows, self.flow_events
+        )
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)
         self._archive = Archive(config, self.tracker, self.names) if archives else None
@@ -158,6 +163,7 @@ class Processor:
             self.tracker,
             self.produces,
             self.flows,
+            self.flow_events,
             self.load_shedding,
             self.names,
             self.exchanges,

@@ -15,7 +15,9 @@ from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.dispatch import Dispatcher
-from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.flow_events import FlowEvents
+from kafka_probe.flow_sums import SUMMED
+from kafka_probe.flows import Flows
 from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.workloads import WorkloadResolver
@@ -49,9 +51,10 @@ class Watched:
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
         self.produces = RefusedProduces()
-        self.flows = Flows(names, self.tracker.free, flow_bounds)
+        self.flows = Flows(self.tracker.free, flow_bounds)
+        self.flow_events = FlowEvents(names)
         brokers = BrokerFiles(names, RESOLVER)
-        self.dispatcher = Dispatcher(self.tracker, names, brokers, self.produces, self.flows)
+        self.dispatcher = Dispatcher(self.tracker, names, brokers, self.produces, self.flows, self.flow_events)
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
 

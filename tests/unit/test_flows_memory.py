@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from kafka_probe import flows
+from kafka_probe import flow_events
 from kafka_probe.events import FlowEvent, bucket_of
-from kafka_probe.flows import CHARACTERS, TOPICS
+from kafka_probe.flow_events import CHARACTERS, TOPICS
 from kafka_probe.memory import MIB, event_bytes
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
@@ -46,7 +46,7 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
 
 
 def test_counts_beyond_the_time_of_a_report_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "_SUMMED_AT_ONCE", 10)
+    monkeypatch.setattr(flow_events, "_SUMMED_AT_ONCE", 10)
     connections = 21
     watched = with_budget(connections)
     watched.see(*(request(METADATA, 12, conn) for conn in range(1, 1 + connections)))
@@ -125,7 +125,7 @@ def test_topics_beyond_those_of_one_event_are_counted_in_one_row() -> None:
     assert isinstance(topics, list)
     assert len(topics) == TOPICS + 1
     assert (topics[-1]["topic"], topics[-1]["topic_id"], topics[-1]["requests"]) == (None, None, 1)
-    assert watched.flows.losses["topic_limit"] == 10
+    assert watched.flow_events.losses["topic_limit"] == 10
 
 
 def test_long_names_beyond_those_of_one_event_are_counted_in_one_row() -> None:
@@ -137,7 +137,7 @@ def test_long_names_beyond_those_of_one_event_are_counted_in_one_row() -> None:
     topics = event["topics"]
     assert isinstance(topics, list)
     assert sum(topic["requests"] for topic in topics if topic["topic"] is not None) == CHARACTERS // 256
-    assert watched.flows.losses["topic_limit"] == 10
+    assert watched.flow_events.losses["topic_limit"] == 10
     assert len(encode(event)) < 2 * MIB
 
 

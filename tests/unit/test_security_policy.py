@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe import flows, loop, text
+from kafka_probe import flow_events, loop, text
 from kafka_probe.archive import recorder
 from kafka_probe.capture import compiler, perfbuf
 from kafka_probe.config import Config
@@ -108,7 +108,7 @@ MEMORY = (
     f"if they are shorter than {loop._LEAST_REPORT_S:g} s)",
     f"The newest Produce requests, whose brokers may refuse them, {mib(DEFAULT.produces_bytes)} MiB",
     f"{mib(DEFAULT.counts_bytes)} MiB, and {mib(DEFAULT.connections * BORROWED_BYTES)} MiB per interval more",
-    f"A flow names {flows.TOPICS:,} topics, with {flows.CHARACTERS:,} characters in all",
+    f"A flow names {flow_events.TOPICS:,} topics, with {flow_events.CHARACTERS:,} characters in all",
     f"Names of topic ids {mib(DEFAULT.topic_names_bytes)} MiB. Shapes of frames {mib(DEFAULT.shapes_bytes)} MiB",
     f"unfinished frames {mib(DEFAULT.unfinished_bytes)} MiB",
     f"requests that wait for their response {mib(DEFAULT.exchanges_bytes)} MiB",

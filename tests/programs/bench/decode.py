@@ -30,7 +30,7 @@ from kio.static.constants import EntityType
 
 from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.frame_reader import FrameReader
-from kafka_probe.flows import SUMMED
+from kafka_probe.flow_sums import SUMMED
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.decoded import Decoded
 from kafka_probe.protocol.decoder import decode

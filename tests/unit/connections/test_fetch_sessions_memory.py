@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from kafka_probe.connections.frame_reader import FrameReader
-from kafka_probe.flows import SUMMED
+from kafka_probe.flow_sums import SUMMED
 from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_budget
 from tests.builders.events import INTERVAL
 from tests.builders.samples import Samples, by_hand, fetch

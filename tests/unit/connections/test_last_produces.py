@@ -13,7 +13,7 @@ from kafka_probe.connections.frames_by_connection import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduces
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.flows import SUMMED
+from kafka_probe.flow_sums import SUMMED
 from tests.builders.bounded_tables import RESOLVER, grown_by
 from tests.builders.fed_agent import Fed
 from tests.builders.samples import (

@@ -11,7 +11,7 @@ from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.pending_closes import PendingCloses
 from kafka_probe.connections.tracker import _RESETS_PER_SLOT, Tracker
-from kafka_probe.flows import SUMMED
+from kafka_probe.flow_sums import SUMMED
 from kafka_probe.memory import _ITEM_BYTES, CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_budget

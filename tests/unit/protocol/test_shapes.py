@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.flows import SUMMED
+from kafka_probe.flow_sums import SUMMED
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.decoder import Readers, decode
 from kafka_probe.protocol.facts import POSITIVE, Encoding, Fact, Shape, Status, measure_values, shape_bytes
