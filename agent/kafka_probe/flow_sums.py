@@ -141,7 +141,8 @@ class OtherSums:
         api_key = INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
         flow = self.by_api.setdefault((connection.side, api_key), FlowSums())
         flow.add_frames(count)
-        flow.errors = Counter({code if code in ERROR_NAMES else _UNKNOWN: n for code, n in flow.errors.items()})
+        for code in flow.errors.keys() - ERROR_NAMES.keys():
+            flow.errors[_UNKNOWN] += flow.errors.pop(code)
         sums = [pair for pair in count.measured() if pair[0].kind in OF_TOPICS]
         if not connection.internal and (sums or facts.topics):
             topic = flow.topics.setdefault((None, None), TopicSums())

@@ -45,6 +45,14 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
 
 
+def test_errors_without_a_name_are_summed_beyond_the_budget() -> None:
+    watched = Watched(1)
+    watched.flows._budget_bytes = 0
+    watched.see(*(by_hand("Fetch", 12, {"ErrorCode": code}, answer=True) for code in (999, 998, 999, 3)))
+    (other,) = watched.report()
+    assert other["errors"] == {"-1": 3, "3": 1}
+
+
 def test_counts_beyond_the_time_of_a_report_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_events, "_SUMMED_AT_ONCE", 10)
     connections = 21
