@@ -68,6 +68,15 @@ def test_creates_the_topic_and_delivers_all_events_in_order(broker: Broker) -> N
     assert setting_of(broker, "created", "message.timestamp.type") == "LogAppendTime"
 
 
+def test_a_batch_does_not_wait_for_further_records(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_kafka, "_TOGETHER_MS", 3_600_000)
+    sink = KafkaSink(config(broker, "at-once"))
+    sink.send([numbered(seq) for seq in range(100)])
+    wait_until(lambda: total(sink) == 100, "the events to be delivered")
+    sink.close(30)
+    assert read_all(broker.bootstrap, "at-once") == list(range(100))
+
+
 def partitions_of(broker: Broker, topic: str) -> int:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     try:

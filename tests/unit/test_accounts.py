@@ -146,22 +146,6 @@ def test_a_flood_is_reported_or_counted(reported: AgentReports, words: list[str]
     assert kept.unexplained == words
 
 
-@pytest.mark.parametrize(
-    ("lost", "flooded", "words"),
-    [
-        (1, 7, []),
-        (0, 7, ["agent 1: 1 gaps between its events"]),
-        (1, 0, ["losses of agent 1: 1 of sink_buffer_full instead of 0"]),
-    ],
-)
-def test_a_gap_between_events_is_explained_by_a_flood_that_filled_the_queue(
-    lost: int, flooded: int, words: list[str]
-) -> None:
-    agent = reports(1, 2, 3)
-    agent.gaps, agent.losses, agent.flooded = 1, {"sink_buffer_full": lost}, flooded
-    assert account(wire(*ANSWERED), [agent], [0], []).unexplained == words
-
-
 def test_a_flood_is_nothing_of_the_honest_clients() -> None:
     reported = flooded(10)
     assert not reported.closes

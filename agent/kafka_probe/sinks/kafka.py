@@ -40,7 +40,8 @@ CONNECT_TIMEOUT_MS = 10_000
 UNACKNOWLEDGED_S = 5.0
 """Time between warnings that a batch has no acknowledgement."""
 MAX_RECONNECT_BACKOFF_MS = 5_000
-_TOGETHER_MS = 5  # what kafka-python waits for further records of a batch before it sends them
+_TOGETHER_MS = 5  # time for further records of a batch, after which kafka-python sends without a flush
+_FLUSH_S = 1.0  # most time of a flush; records that are not acknowledged then are still waited for
 # A week: in practice no limit, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_RECORD_BYTES = 64 << 20
@@ -157,8 +158,9 @@ class KafkaSink:
             try:
                 if self._producer is None:
                     self._producer = self._connect()
+                producer = self._producer  # the thread that stops the sink drops it
                 for one in records:
-                    result = self._producer.send(self._config.topic, value=one.lines, key=one.key.encode())
+                    result = producer.send(self._config.topic, value=one.lines, key=one.key.encode())
                     results.append(result)
             except (errors.RetriableError, OSError) as error:
                 if not results:
@@ -174,6 +176,9 @@ class KafkaSink:
                     self._drop_producer()
                     self._stopping.wait(RETRY_S)
                     continue
+            # UnknownError: kafka-python has split a batch that is too large, and sends the parts by itself.
+            with suppress(errors.KafkaTimeoutError, errors.UnknownError):
+                producer.flush(_FLUSH_S)
             if not all(map(self._is_answered, results)):
                 return None
             answers = [result.exception for result in results]

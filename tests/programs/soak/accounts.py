@@ -31,8 +31,6 @@ _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes 
 _LONGEST_SILENCE_US = 15_000_000
 # What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections.
 OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown"}
-# The same for the queue of events of the agent that was flooded, if the machine has no time to send them all.
-_OF_QUEUE = "sink_buffer_full"
 # Losses that leave all requests counted: closes without sums, flows without connections, events the HTTP server missed.
 _DETAILS_LOST = {"activity_limit", "flow_limit", "server_behind"}
 # Losses of archived frames, which have a rate, and wait in memory only while their broker is stopped.
@@ -165,7 +163,7 @@ class Account:
 def account_flood(kept: Account, agents: Sequence[AgentReports], sent: int) -> None:
     """Compare the agents' reports of floods with the number of requests sent while an agent watched."""
     reported = sum(one.flooded for one in agents)
-    counted = sum(one.losses.get(name, 0) for one in agents for name in (*OF_FLOODS, _OF_QUEUE))
+    counted = sum(one.losses.get(name, 0) for one in agents for name in OF_FLOODS)
     kept.counts |= {"requests of floods": sent, "requests of floods that were reported": reported}
     if not sent - counted <= reported <= sent:
         kept.unexplained.append(f"floods: {reported} of {sent} requests reported, and {counted} losses are counted")
@@ -239,10 +237,8 @@ def account(
             counted = min(losses[name], broken_off)
             losses[name] -= counted
             broken_off -= counted
-        of_queue = {_OF_QUEUE} if one.flooded else set()
-        expected = OF_FLOODS | of_queue | _DETAILS_LOST | _OF_ARCHIVE | (_OF_YOUTH if number > 1 else set())
+        expected = OF_FLOODS | _DETAILS_LOST | _OF_ARCHIVE | (_OF_YOUTH if number > 1 else set())
         unexpected = {name: count for name, count in losses.items() if count and name not in expected}
         kept.equal(f"losses of agent {number}", unexpected, {})
-        if (gaps := one.gaps) > losses[_OF_QUEUE]:
-            kept.unexplained.append(f"agent {number}: {gaps} gaps between its events")
+        kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})
     return kept
