@@ -1,4 +1,7 @@
-"""The loop of the agent: each turn reads samples, then hands on a bounded part of the queued events."""
+"""The loop of the agent: each turn reads samples, then sends a bounded part of the reports that are due.
+
+It reads samples in portions. The `request` and `frames` events that a portion queues are handed on before the next one.
+"""
 
 from __future__ import annotations
 
@@ -117,6 +120,7 @@ class Loop:
         while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
             self._process(samples)
         self._processor.finish()
+        self._reporter.hand_on()
         while self._listing and self._listed_ready:
             self._take_listed(self._listing)
         _finish(chain(*self._reports))
@@ -142,7 +146,7 @@ class Loop:
 
     def _process(self, samples: Samples) -> None:
         """Process a batch; after each portion, hand on the events that it queued."""
-        for portion in self._processor.portions(samples):
+        for portion in self._processor.split(samples):
             self._processor.consume(portion)
             self._reporter.hand_on()
 

@@ -44,7 +44,7 @@ def open_directory(directory: Path, owner: int) -> int:
     opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if (found := os.fstat(opened).st_uid) != owner:
         os.close(opened)
-        remedy = f"`chown -R {owner} {directory}` if nobody else uses it, or name another directory"
+        remedy = f"`chown -R {owner} {target}` if nobody else uses it, or name another directory"
         raise NotPrivateError(f"user {found} owns it instead of user {owner}", remedy)
     return opened
 

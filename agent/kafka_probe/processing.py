@@ -70,19 +70,19 @@ class Processor:
         self.exchanges.pair_all(pair_all=False)
         self._switch_exchanges()
 
-    def portions(self, samples: Samples) -> Iterator[Portion]:
-        """Yield a batch of samples of any kind in portions, which bound the memory for decoded frames and events.
+    def split(self, samples: Samples) -> Iterator[Portion]:
+        """Record a batch of samples of any kind, and return its portions, which have the order of the buffer.
 
-        They have the order of the buffer.
+        Portions bound the memory for decoded frames and queued events.
         """
+        if self._archive:
+            self._archive.add(samples)
         closes = samples[samples["kind"] == SampleKind.CLOSE]
         return (Portion(portion, closes) for portion in portions(samples, DECODED_AT_ONCE))
 
     def consume(self, portion: Portion) -> None:
         """Process frames after samples of other kinds but before ends: a connection's frames never follow its end."""
         samples = portion.samples
-        if self._archive:
-            self._archive.add(samples)
         kinds = samples["kind"]
         ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
         others = (kinds != SampleKind.FRAME) & ~ends

@@ -63,12 +63,12 @@ class Reporter:
         return sum(self._kernel[name] for name in _HIDDEN_BY_KERNEL)
 
     def hand_on(self) -> None:
-        """Send the events that the processor has queued, in parts of bounded size."""
+        """Send the `request` and `frames` events that the processor has queued."""
         self._sender.send(self._processor.take_requests())
         self._sender.send_frames(self._processor.take_frames())
 
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
-        """End the interval and return an iterator that sends the interval's events in parts.
+        """End the interval, hand on what is queued, and return an iterator that sends the interval's events in parts.
 
         Resets, opens, flows and closes have `limit_s`, which begins with the first part; at least some closes are sent
         in any case. The order is: resets; opens; topic names; flows; repeated opens; closes, which contain the sums of

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 
 from kafka_probe import check
-from kafka_probe.capture.cache import Cache
+from kafka_probe.capture.cache import ROOT, Cache
 from kafka_probe.capture.options import KernelRule, Options
-from kafka_probe.capture.programs import Programs, are_cached
+from kafka_probe.capture.programs import Programs, compile_into_cache
 from kafka_probe.config import Config
 from kafka_probe.connections.listing import Listing
 from kafka_probe.errors import StartError
@@ -42,10 +42,13 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
     """
     check.require_capture()
     options = _options(config, bounds)
-    with closing(_load(config, options)) as programs:
+    cache_dir = None if config.cache_dir == "off" else config.cache_dir
+    with closing(Programs.load(config.backend, config.buffer, options, rules(), cache_dir)) as programs:
         refused = "".join(f"; {name} refused: {reason}" for name, reason in programs.refused.items())
         attached_to = _ports(options), programs.backend, platform.release(), refused
         log.info("BPF programs attached, ports %s (backend %s, kernel %s%s).", *attached_to)
+        for problem in programs.cache_problems:
+            log.warning("%s", problem)
         if config.kernel_time and (refusal := programs.measure()):
             log.warning(
                 "The kernel does not measure the run time of the programs: %s. Grant CAP_SYS_ADMIN, or set "
@@ -65,20 +68,22 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
 
 
 def compile_programs(config: Config, bounds: Bounds) -> None:
-    """Compile the programs into the cache, unless it has them: load them as an agent does, and detach them.
+    """Compile the programs into the cache, unless it has them.
 
     Raises:
-        StartError: the host cannot capture, or the cache still lacks the programs.
+        StartError: the host cannot capture, or the cache cannot be used.
     """
     if config.cache_dir == "off":
         log.info("Nothing is compiled before the start, because --cache-dir is off.")
         return
     check.require_capture()
-    options, cache = _options(config, bounds), Cache(config.cache_dir)
-    if not are_cached(config.backend, config.buffer, options, cache):
-        _load(config, options).close()
-        if not are_cached(config.backend, config.buffer, options, cache):
-            raise StartError(f"The programs are not in {config.cache_dir}: run it as root, or set another --cache-dir.")
+    if os.geteuid() != ROOT:
+        raise StartError("Only root can write the cache: run it as root.")
+    if problems := Cache(config.cache_dir).problems:
+        raise StartError(" ".join(problems))
+    options = _options(config, bounds)
+    for problem in compile_into_cache(config.backend, config.buffer, options, config.cache_dir):
+        log.warning("%s", problem)
     log.info("The cache %s has the programs for ports %s.", config.cache_dir, _ports(options))
 
 
@@ -93,15 +98,6 @@ def _options(config: Config, bounds: Bounds) -> Options:
         cgroup_subsystem=Cgroups().v1_controller,
         max_connections=bounds.connections,
     )
-
-
-def _load(config: Config, options: Options) -> Programs:
-    """Load and attach the programs, and log why files of the cache were not used or written."""
-    cache_dir = None if config.cache_dir == "off" else config.cache_dir
-    programs = Programs.load(config.backend, config.buffer, options, rules(), cache_dir)
-    for problem in programs.cache_problems:
-        log.warning("%s", problem)
-    return programs
 
 
 def _ports(options: Options) -> str:

@@ -68,7 +68,7 @@ class Fed:
         self.processor, self.reporter = self.agent._processor, self.agent._reporter
 
     def see(self, *samples: Samples) -> None:
-        for portion in self.processor.portions(stream(*samples)):
+        for portion in self.processor.split(stream(*samples)):
             self.processor.consume(portion)
             self.reporter.hand_on()
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -59,15 +60,36 @@ def test_a_damaged_cache_is_logged_and_rebuilt_and_the_next_start_needs_no_bcc(
     assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
 
 
-def test_an_agent_that_starts_after_compile_with_its_settings_needs_no_bcc(
-    tmp_path: Path, no_bcc: dict[str, str]
+def compile_into(cache: Path, port: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    flags = ("--sink", "stdout", "--ports", str(port), "--cache-dir", cache)
+    command = (sys.executable, "-m", "kafka_probe", "compile", *flags)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("damaged", [None, 0, 1], ids=["neither", "smaller", "larger"])
+def test_after_compile_with_its_settings_an_agent_needs_no_bcc(
+    tmp_path: Path, no_bcc: dict[str, str], damaged: int | None
 ) -> None:
-    port, flags = free_port(), ("--cache-dir", str(tmp_path / "cache"))
-    command = (sys.executable, "-m", "kafka_probe", "compile", "--sink", "stdout", "--ports", str(port), *flags)
-    for environment in (dict(os.environ), {**os.environ, **no_bcc}):
-        compiled = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert f"has the programs for ports {port}." in compiled.stderr
-    assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
+    port, cache = free_port(), tmp_path / "cache"
+    assert f"has the programs for ports {port}." in compile_into(cache, port, {}).stderr
+    if damaged is not None:
+        os.truncate(sorted(cache.iterdir(), key=lambda file: file.stat().st_size)[damaged], 1)
+        assert "that is damaged" in compile_into(cache, port, {}).stderr
+    again = compile_into(cache, port, no_bcc)
+    assert (again.returncode, "damaged" in again.stderr) == (0, False)
+    watched = Watched(tmp_path, port, "--cache-dir", str(cache), environment=no_bcc)
+    assert counted(watched, port) == SEEN
+    assert "The cache" not in watched.agent.log.read_text()
+
+
+def test_compile_refuses_a_cache_that_an_agent_would_not_use(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    os.chown(cache, 12345, 12345)
+    refused = compile_into(cache, 9092, {})
+    assert refused.returncode == 3
+    assert f"The cache {cache} is not used: user 12345 owns it" in refused.stderr
+    assert not [*cache.iterdir()]
 
 
 def test_a_cache_of_another_user_is_not_used(tmp_path: Path) -> None:

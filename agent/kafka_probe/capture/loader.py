@@ -1,7 +1,8 @@
 """The loader process: compiles the BPF programs or reads them from the cache, attaches them and sends the descriptors.
 
 Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. Exit status 0:
-the answer and the descriptors are in the socket; 3: the reason of the failure is. It never reads samples.
+the answer and the descriptors are in the socket; 3: the reason of the failure is. It never reads samples. If the
+request is only to compile, it attaches nothing, and the answer has no descriptors.
 """
 
 from __future__ import annotations
@@ -79,21 +80,14 @@ class Kernel:
 
         return Compiled.from_json(self._cached(compile_supported, backend, options.compiled_in()))
 
-    def is_cached(self, backend: str, options: Options) -> bool:
-        """Return True if the cache has the programs of a backend."""
-        return self._cache.read(self._key(backend, options.compiled_in())) is not None
-
     def _cached(self, make: Callable[[], str], *parts: object) -> str:
-        key = self._key(*parts)
+        key = key_of(self._origin, *parts)
         value = self._cache.read(key)
         if value is None:
             value = make()
             if origin(read_btf()) == self._origin:  # else an upgrade has replaced the sources meanwhile
                 self._cache.write(key, value)
         return value
-
-    def _key(self, *parts: object) -> str:
-        return key_of(self._origin, *parts)
 
 
 def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Kernel) -> Loaded:
@@ -150,16 +144,24 @@ def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[KernelR
             bpf.write_map(maps[name], struct.pack("<I", index), value)
         except OSError as error:
             raise StartError(f"map {name}, index {index}: {error.strerror}") from None
-    bpf.freeze_map(maps["start"])
+    try:
+        bpf.freeze_map(maps["start"])
+    except OSError as error:
+        raise StartError(f"map start cannot be frozen: {error.strerror}") from None
 
 
-def load_first(backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache) -> tuple[str, Loaded]:
-    """Return the answer (JSON) and the programs of the first backend that works; StartError if none does."""
+def load_first(
+    backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache, *, only_compile: bool
+) -> tuple[str, Loaded]:
+    """Return the answer (JSON) and the programs of the first backend that works; StartError if none does.
+
+    only_compile: put them into the cache, and load nothing.
+    """
     kernel = Kernel(cache)
     refused: dict[str, str] = {}
     for backend in backends:
         try:
-            loaded = load(backend, options, rules, kernel)
+            loaded = _compiled(backend, options, kernel) if only_compile else load(backend, options, rules, kernel)
         except (RefusedError, StartError) as error:
             refused[backend] = str(error)
         else:
@@ -172,6 +174,12 @@ def load_first(backends: Iterable[str], options: Options, rules: list[KernelRule
             }
             return json.dumps(answer), loaded
     raise StartError("No backend works on this kernel: " + "; ".join(f"{name}: {why}" for name, why in refused.items()))
+
+
+def _compiled(backend: str, options: Options, kernel: Kernel) -> Loaded:
+    kernel.programs(backend, options)
+    _ = kernel.type_ids
+    return Loaded([], [], [], {})
 
 
 def libraries() -> list[str]:
@@ -191,7 +199,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with socket.socket(fileno=int(sys.argv[1])) as agent:
         try:
-            answer, loaded = load_first(request["backends"], options, rules, cache)
+            only_compile = request["only_compile"]
+            answer, loaded = load_first(request["backends"], options, rules, cache, only_compile=only_compile)
         except StartError as error:
             agent.sendall(str(error).encode())
             sys.exit(error.exit_code)

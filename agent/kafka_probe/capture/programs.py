@@ -26,8 +26,6 @@ import numpy as np
 from kafka_probe.capture import bpf, sample
 from kafka_probe.capture.backends import BACKENDS
 from kafka_probe.capture.btf import VMLINUX
-from kafka_probe.capture.cache import Cache
-from kafka_probe.capture.loader import Kernel
 from kafka_probe.capture.options import MAPS, KernelRule, Options
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.ringbuf import RingBuffer
@@ -132,8 +130,24 @@ class Programs:
         return int(np.frombuffer(self._per_cpu.raw, np.uint64).sum())
 
 
+def compile_into_cache(backend: str, buffer: str, options: Options, cache_dir: Path) -> list[str]:
+    """Put the programs that `Programs.load` would use into the cache. Return the problems with the cache.
+
+    Raises:
+        StartError: no backend works; the text gives the reason for each.
+    """
+    buffers = {} if uses_ring_buffer(buffer) else {0: 0}  # their descriptors are not compiled in
+    answer, _ = _attach(backend, replace(options, perf_buffers=buffers), [], cache_dir, only_compile=True)
+    return list(answer["cache_problems"])
+
+
 def _attach(
-    backend: str, options: Options, rules: Iterable[KernelRule], cache_dir: Path | None
+    backend: str,
+    options: Options,
+    rules: Iterable[KernelRule],
+    cache_dir: Path | None,
+    *,
+    only_compile: bool = False,
 ) -> tuple[dict[str, Any], list[int]]:
     """Run the loader process; return its answer and the descriptors of maps, programs and links.
 
@@ -141,10 +155,11 @@ def _attach(
         StartError: the loader failed, or did not end within _TIMEOUT_S.
     """
     request = {
-        "backends": _backends(backend),
+        "backends": ORDER if backend == "auto" else (backend,),
         "options": asdict(options),
         "rules": [asdict(rule) for rule in rules],
         "cache_dir": cache_dir and str(cache_dir),
+        "only_compile": only_compile,
     }
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
@@ -180,16 +195,6 @@ def _drop_from_page_cache(files: Iterable[str]) -> None:
     for file in files:
         with suppress(OSError), Path(file).open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def are_cached(backend: str, buffer: str, options: Options, cache: Cache) -> bool:
-    """Return True if the cache has programs that `Programs.load` would use with these arguments."""
-    kernel, buffers = Kernel(cache), {} if uses_ring_buffer(buffer) else {0: -1}  # descriptors are not compiled in
-    return any(kernel.is_cached(name, replace(options, perf_buffers=buffers)) for name in _backends(backend))
-
-
-def _backends(backend: str) -> tuple[str, ...]:
-    return ORDER if backend == "auto" else (backend,)
 
 
 def uses_ring_buffer(buffer: str) -> bool:

@@ -1,4 +1,4 @@
-"""A cache is not used if it is damaged, or if others than root own or can write it."""
+"""A cache is not used if it is damaged, or if anyone but root owns or can write it."""
 
 from __future__ import annotations
 

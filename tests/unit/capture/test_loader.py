@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from kafka_probe.capture.backends import RefusedError
 from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
 from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
+from kafka_probe.capture.link import START
 from kafka_probe.capture.loader import Kernel, create_map, load
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import ORDER, Programs
@@ -48,6 +50,12 @@ def cache_dir(compiled: Compiled, tmp_path: Path) -> Path:
     refused = replace(compiled, functions=compiled.functions | {"run_send": NO_RESULT})
     Cache(tmp_path).write(key_of(origin(read_btf()), "tracepoint", OPTIONS.compiled_in()), refused.to_json())
     return tmp_path
+
+
+def test_programs_read_what_differs_between_starts_from_its_map(compiled: Compiled) -> None:
+    instructions = [*struct.iter_unpack("<BBhi", b"".join(compiled.functions.values()))]
+    found = {(operation, registers >> 4) for operation, registers, _, number in instructions if number == START}
+    assert found == {(0x18, 2)}  # 64-bit loads of an address in a map, BPF_PSEUDO_MAP_VALUE
 
 
 def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(cache_dir: Path) -> None:

@@ -370,7 +370,7 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     agent = Agent(Config(node=NODE, kubernetes="on"), sink)
 
     def report(*records: Any) -> list[dict[str, Any]]:
-        for portion in agent._processor.portions(stream(*records)):
+        for portion in agent._processor.split(stream(*records)):
             agent._processor.consume(portion)
         sink.events.clear()
         list(agent._reporter.report(0, time.time_ns(), time.time_ns()))
