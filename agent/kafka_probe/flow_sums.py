@@ -127,7 +127,8 @@ class FlowSums:
 class OtherSums:
     """The sums by side and API of frames that are in no flow of their connection.
 
-    by_api: the sums by side and API key; losses: counts these frames and refusals as `flow_limit`.
+    by_api: the sums by side and API key; losses: counts these frames and refusals as `flow_limit`, and only this class
+    changes it.
     """
 
     def __init__(self, losses: Counter[str]) -> None:
@@ -141,7 +142,7 @@ class OtherSums:
         api_key = INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
         flow = self.by_api.setdefault((connection.side, api_key), FlowSums())
         flow.add_frames(count)
-        for code in flow.errors.keys() - ERROR_NAMES.keys():
+        for code in [code for code in flow.errors if code not in ERROR_NAMES]:
             flow.errors[_UNKNOWN] += flow.errors.pop(code)
         sums = [pair for pair in count.measured() if pair[0].kind in OF_TOPICS]
         if not connection.internal and (sums or facts.topics):

@@ -1,6 +1,7 @@
 """The loop of the agent: each turn reads samples, then sends a bounded part of the reports that are due.
 
-It reads samples in portions. The `request` and `frames` events that a portion queues are handed on before the next one.
+It reads samples in batches, and processes each in portions. The `request` and `frames` events of a portion are handed
+on before the next portion is processed.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ class Loop:
 
     def _process(self, samples: Samples) -> None:
         """Process a batch; after each portion, hand on the events that it queued."""
+        self._processor.record(samples)
         for portion in self._processor.split(samples):
             self._processor.consume(portion)
             self._reporter.hand_on()

@@ -70,13 +70,16 @@ class Processor:
         self.exchanges.pair_all(pair_all=False)
         self._switch_exchanges()
 
-    def split(self, samples: Samples) -> Iterator[Portion]:
-        """Record a batch of samples of any kind, and return its portions, which have the order of the buffer.
-
-        Portions bound the memory for decoded frames and queued events.
-        """
+    def record(self, samples: Samples) -> None:
+        """Keep a batch of samples for the archive. They must not change any more. Call it before `consume`."""
         if self._archive:
             self._archive.add(samples)
+
+    def split(self, samples: Samples) -> Iterator[Portion]:
+        """Return the portions of a batch of samples of any kind, in the order of the buffer.
+
+        They bound the memory for decoded frames and queued events.
+        """
         closes = samples[samples["kind"] == SampleKind.CLOSE]
         return (Portion(portion, closes) for portion in portions(samples, DECODED_AT_ONCE))
 

@@ -71,14 +71,15 @@ def compile_programs(config: Config, bounds: Bounds) -> None:
     """Compile the programs into the cache, unless it has them.
 
     Raises:
-        StartError: the host cannot capture, or the cache cannot be used.
+        StartError: the host cannot capture, or the cache cannot be used or written.
     """
     if config.cache_dir == "off":
         log.info("Nothing is compiled before the start, because --cache-dir is off.")
         return
     check.require_capture()
     if os.geteuid() != ROOT:
-        raise StartError("Only root can write the cache: run it as root.")
+        raise StartError("Only root can write the cache: run `kafka-probe compile` as root.")
+    os.umask(0o022)  # other users pass directories that are made
     if problems := Cache(config.cache_dir).problems:
         raise StartError(" ".join(problems))
     options = _options(config, bounds)

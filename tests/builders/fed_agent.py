@@ -68,7 +68,9 @@ class Fed:
         self.processor, self.reporter = self.agent._processor, self.agent._reporter
 
     def see(self, *samples: Samples) -> None:
-        for portion in self.processor.split(stream(*samples)):
+        batch = stream(*samples)
+        self.processor.record(batch)
+        for portion in self.processor.split(batch):
             self.processor.consume(portion)
             self.reporter.hand_on()
 

@@ -82,6 +82,18 @@ def test_after_compile_with_its_settings_an_agent_needs_no_bcc(
     assert "The cache" not in watched.agent.log.read_text()
 
 
+def test_compile_fails_if_the_programs_cannot_be_kept(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", cache], check=True)
+    try:
+        failed = compile_into(cache, free_port(), {})
+    finally:
+        subprocess.run(["umount", cache], check=True)
+    assert failed.returncode == 3
+    assert f"The cache {cache} cannot be written: No space left on device." in failed.stderr
+
+
 def test_compile_refuses_a_cache_that_an_agent_would_not_use(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()

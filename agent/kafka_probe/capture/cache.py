@@ -54,13 +54,13 @@ class Cache:
         self._note(f"has a file {key} that is damaged")
         return None
 
-    def write(self, key: str, value: str) -> None:
-        """Add or replace a value, and remove the oldest files beyond MOST_FILES."""
+    def write(self, key: str, value: str) -> bool:
+        """Add or replace a value, and remove the oldest files beyond MOST_FILES. Return False if that failed."""
         if self._opened is None:
-            return
+            return False
         if os.geteuid() != ROOT:
-            self._note("lacks the programs for these settings: run `kafka-probe compile` with them as root")
-            return
+            self._note("lacks the programs: run `kafka-probe compile` with the same settings, as root")
+            return False
         unfinished = f"{key}.{os.urandom(8).hex()}"
         try:
             with open(unfinished, "xb", opener=self._at) as file:
@@ -74,6 +74,8 @@ class Cache:
             with suppress(OSError):
                 os.unlink(unfinished, dir_fd=self._opened)
             self._note("cannot be written", error)
+            return False
+        return True
 
     def _remove_oldest_beside(self, key: str) -> None:
         with suppress(FileNotFoundError):  # another agent removes files at the same time

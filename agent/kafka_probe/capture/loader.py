@@ -2,7 +2,7 @@
 
 Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. Exit status 0:
 the answer and the descriptors are in the socket; 3: the reason of the failure is. It never reads samples. If the
-request is only to compile, it attaches nothing, and the answer has no descriptors.
+request is only to compile, it leaves nothing attached, and the answer has no descriptors.
 """
 
 from __future__ import annotations
@@ -49,11 +49,14 @@ class Loaded:
 class Kernel:
     """Compiled programs and type ids for the running kernel, from the cache or made anew from its BTF.
 
+    kept: the cache has all those that this object has returned.
+
     Raises:
         StartError: the kernel has no BTF, or the programs cannot be compiled.
     """
 
     def __init__(self, cache: Cache) -> None:
+        self.kept = True
         self._cache = cache
         self._origin = origin(read_btf())
 
@@ -85,8 +88,8 @@ class Kernel:
         value = self._cache.read(key)
         if value is None:
             value = make()
-            if origin(read_btf()) == self._origin:  # else an upgrade has replaced the sources meanwhile
-                self._cache.write(key, value)
+            # If an upgrade has replaced the sources meanwhile, the value is not of this key.
+            self.kept &= origin(read_btf()) == self._origin and self._cache.write(key, value)
         return value
 
 
@@ -150,18 +153,13 @@ def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[KernelR
         raise StartError(f"map start cannot be frozen: {error.strerror}") from None
 
 
-def load_first(
-    backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache, *, only_compile: bool
-) -> tuple[str, Loaded]:
-    """Return the answer (JSON) and the programs of the first backend that works; StartError if none does.
-
-    only_compile: put them into the cache, and load nothing.
-    """
+def load_first(backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache) -> tuple[str, Loaded]:
+    """Return the answer (JSON) and the programs of the first backend that works; StartError if none does."""
     kernel = Kernel(cache)
     refused: dict[str, str] = {}
     for backend in backends:
         try:
-            loaded = _compiled(backend, options, kernel) if only_compile else load(backend, options, rules, kernel)
+            loaded = load(backend, options, rules, kernel)
         except (RefusedError, StartError) as error:
             refused[backend] = str(error)
         else:
@@ -173,13 +171,34 @@ def load_first(
                 "cache_problems": cache.problems,
             }
             return json.dumps(answer), loaded
-    raise StartError("No backend works on this kernel: " + "; ".join(f"{name}: {why}" for name, why in refused.items()))
+    raise _no_backend(refused)
 
 
-def _compiled(backend: str, options: Options, kernel: Kernel) -> Loaded:
-    kernel.programs(backend, options)
-    _ = kernel.type_ids
-    return Loaded([], [], [], {})
+def compile_all(backends: Iterable[str], options: Options, cache: Cache) -> str:
+    """Put all that `load` needs of the supported backends into the cache, and return the answer (JSON).
+
+    All backends, because an agent with fewer rights may have to use another than root.
+
+    Raises:
+        StartError: no backend is supported.
+    """
+    kernel = Kernel(cache)
+    refused: dict[str, str] = {}
+    backends = [*backends]
+    for backend in backends:
+        try:
+            kernel.programs(backend, options)
+        except (RefusedError, StartError) as error:
+            refused[backend] = str(error)
+    if len(refused) == len(backends):
+        raise _no_backend(refused)
+    complete = bool(kernel.type_ids) and kernel.kept
+    return json.dumps({"libraries": libraries(), "cache_problems": cache.problems, "complete": complete})
+
+
+def _no_backend(refused: Mapping[str, str]) -> StartError:
+    reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+    return StartError(f"No backend works on this kernel: {reasons}")
 
 
 def libraries() -> list[str]:
@@ -199,8 +218,10 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with socket.socket(fileno=int(sys.argv[1])) as agent:
         try:
-            only_compile = request["only_compile"]
-            answer, loaded = load_first(request["backends"], options, rules, cache, only_compile=only_compile)
+            if request["only_compile"]:
+                answer, loaded = compile_all(request["backends"], options, cache), Loaded([], [], [], {})
+            else:
+                answer, loaded = load_first(request["backends"], options, rules, cache)
         except StartError as error:
             agent.sendall(str(error).encode())
             sys.exit(error.exit_code)

@@ -131,14 +131,17 @@ class Programs:
 
 
 def compile_into_cache(backend: str, buffer: str, options: Options, cache_dir: Path) -> list[str]:
-    """Put the programs that `Programs.load` would use into the cache. Return the problems with the cache.
+    """Put the programs that `Programs.load` may use into the cache. Return the problems with files of the cache.
 
     Raises:
-        StartError: no backend works; the text gives the reason for each.
+        StartError: no backend is supported, or the cache is not complete now.
     """
     buffers = {} if uses_ring_buffer(buffer) else {0: 0}  # their descriptors are not compiled in
     answer, _ = _attach(backend, replace(options, perf_buffers=buffers), [], cache_dir, only_compile=True)
-    return list(answer["cache_problems"])
+    problems: list[str] = answer["cache_problems"]
+    if not answer["complete"]:
+        raise StartError(" ".join(problems) or "The sources have changed while they were compiled: repeat the command.")
+    return problems
 
 
 def _attach(

@@ -41,7 +41,7 @@ UNACKNOWLEDGED_S = 5.0
 """Time between warnings that a batch has no acknowledgement."""
 MAX_RECONNECT_BACKOFF_MS = 5_000
 _TOGETHER_MS = 5  # time for further records of a batch, after which kafka-python sends without a flush
-_FLUSH_S = 1.0  # most time of a flush; records that are not acknowledged then are still waited for
+_FLUSH_S = 1.0  # most time to wait in a flush, by batch of the producer; `_is_answered` goes on waiting
 # A week: in practice no limit, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_RECORD_BYTES = 64 << 20

@@ -130,7 +130,7 @@ def test_other_users_only_read_what_root_has_written(public: Path) -> None:
         cache.write(OTHER_KEY, VALUE)
     assert os.listdir(public) == [KEY]
     assert cache.problems == [
-        f"The cache {public} lacks the programs for these settings: run `kafka-probe compile` with them as root."
+        f"The cache {public} lacks the programs: run `kafka-probe compile` with the same settings, as root."
     ]
 
 
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_the_old_value_and_no_part_of_the_new(
 
     monkeypatch.setattr(os, "fsync", refuse)
     cache = Cache(directory)
-    cache.write(KEY, "new")
+    assert not cache.write(KEY, "new")
     assert cache.problems == [f"The cache {directory} cannot be written: No space left on device."]
     assert os.listdir(directory) == [KEY]
     assert cache.read(KEY) == VALUE
