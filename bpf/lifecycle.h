@@ -106,7 +106,8 @@ static inline void reset_sent(void *ctx, u64 skb)
 		return;
 	struct sample sample = { .ts_ns = bpf_ktime_get_ns(), .kind = SAMPLE_RESET };
 	struct open_data *open = (struct open_data *)sample.data;
-	if (segment(skb, open) & TCP_SYN || side_of(open->local_port, open->peer_port) < 0 || (START->netns && open->netns != START->netns))
+	if (segment(skb, open) & TCP_SYN || side_of(open->local_port, open->peer_port) < 0 ||
+	    (START->netns && open->netns != START->netns))
 		return;
 	sample.size = sizeof(*open);
 	send_notice(ctx, peer_at(open), &sample);
