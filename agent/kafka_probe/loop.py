@@ -27,7 +27,7 @@ Buffer = RingBuffer | PerfBuffers
 # Samples wait in the ring this long, so that batches are large enough for array operations. The kernel wakes the agent
 # earlier when the ring is a quarter full.
 _BATCH_S = 1.0
-_BATCH_SAMPLES = 1 << 12
+_BATCH_SAMPLES = 1 << 14
 _LISTED_AT_ONCE = 4096
 # Pause between turns that send a report, so that the sinks keep up; none if samples or a list are unread.
 _PAUSE_S = 0.05

@@ -59,6 +59,9 @@ class Archive:
         self._tracker = tracker
         self._names = names
         self._rate = _TokenBucket(config.archive_bytes_per_s)
+        # A quarter of the bucket at most: an event that exceeds what may be taken would always be dropped.
+        most_samples = int(config.archive_bytes_per_s * _BURST_S / 4 / (DATA_BYTES * 4 / 3 + _SAMPLE_BYTES))
+        self._event_samples = min(_EVENT_SAMPLES, most_samples)
         self._has_recorder = config.recorder_bytes > 0
         self._recorder = Recorder(config.recorder_bytes, tracker.awaits_close)
         self._asked: OrderedDict[int, None] = OrderedDict()
@@ -208,8 +211,8 @@ class Archive:
     ) -> Iterator[FramesEvent]:
         """Yield samples as events; drop and count those beyond the rate. spare: share of the rate that stays unused."""
         clock = WallClock.now()
-        for start in range(0, len(samples), _EVENT_SAMPLES):
-            part = samples[start : start + _EVENT_SAMPLES]
+        for start in range(0, len(samples), self._event_samples):
+            part = samples[start : start + self._event_samples]
             known = np.isin(part["conn"], np.array([*connections], np.uint64))
             part = part[known]
             size = int(part["size"].sum(dtype=np.int64)) * 4 // 3 + _SAMPLE_BYTES * len(part)

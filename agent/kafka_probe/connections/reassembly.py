@@ -54,14 +54,17 @@ class _Unfinished:
 
 
 def portions(samples: Samples, most_bytes: int) -> Iterator[Samples]:
-    """Yield the samples in portions, in order; the frames that end in one have about `most_bytes` together.
+    """Yield the samples in portions, in order; the frames that end in one have `most_bytes` and one frame at most.
 
     Connections may hold back the last samples of long frames: without portions many such frames could be decoded at
-    once.
+    once. Portions are of about equal size: to process a small one takes almost as long as a large one.
     """
     ends = (samples["kind"] == SampleKind.FRAME) & (samples["flags"] & _MORE == 0)
     sizes = np.where(ends, samples["part"].astype(np.int64) * DATA_BYTES + samples["size"], 0)
-    cuts = np.flatnonzero(np.diff(sizes.cumsum() // most_bytes)) + 1
+    read_bytes = sizes.cumsum()
+    total_bytes = int(read_bytes[-1])
+    number = read_bytes * -(-total_bytes // most_bytes) // (total_bytes + 1)
+    cuts = np.flatnonzero(np.diff(number)) + 1
     yield from np.split(samples, cuts) if len(cuts) else (samples,)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
 from kafka_probe.connections.frame_reader import FrameReader, Frames
-from kafka_probe.connections.reassembly import Reassembler
+from kafka_probe.connections.reassembly import Reassembler, portions
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.messages import CASES, Case, case
 from tests.builders.samples import Samples, by_hand, message, request, response, stream
@@ -52,6 +52,16 @@ def test_a_frame_is_the_same_in_however_many_samples(whole: Case, sample_bytes: 
 def test_a_frame_is_joined_across_batches() -> None:
     samples = message(LONG[0])
     assert contents(read(samples[:1], samples[1:])) == contents(read(samples))
+
+
+@pytest.mark.parametrize(("most_bytes", "number"), [(10**6, 1), (100 * 20, 1), (100 * 20 - 1, 2), (1, 20)])
+def test_portions_are_of_equal_size_and_have_all_samples_in_order(most_bytes: int, number: int) -> None:
+    samples = stream(*(message(LONG[0])[:1] for _ in range(20)))
+    samples["flags"], samples["size"] = 0, 100
+    samples["correlation_id"] = range(20)
+    found = list(portions(samples, most_bytes))
+    assert {len(portion) for portion in found} == {20 // number}
+    assert np.concatenate(found)["correlation_id"].tolist() == [*range(20)]
 
 
 def test_a_frame_may_be_longer_than_a_sample_can_say() -> None:
