@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests without hooks of the kernel: they run beside the others, and take about as long.
 BESIDE := tests/unit/console tests/unit/server tests/unit/connections tests/pipeline tests/vagrant
 
-.PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-inspect bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ false-positives: setup-tests ## pass ten million conversations of other protocol
 bench: setup-tests ## measure the agent's cost beside tcpdump and tshark, and its decoder's beside others'
 	@$(BIN)/python -m tests.programs.bench
 	@$(BIN)/python -m tests.programs.bench.decode
+
+bench-inspect: setup-tests ## measure what `kafka-probe inspect` takes on an archive of 100 million frames (FRAMES=5000000: of so many)
+	@$(BIN)/python -m tests.programs.bench_inspect
 
 bench-pipeline: setup-tests ## measure the pipeline with a generated fleet (ONLY=open OPEN=1000,10000: with so many connections)
 	@$(BIN)/python -m tests.programs.bench_pipeline

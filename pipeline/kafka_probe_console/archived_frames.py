@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import NamedTuple
+
+from pyarrow.compute import Expression
 
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, joined
@@ -15,7 +18,7 @@ from kafka_probe.text import printable
 from kafka_probe_console.end_columns import OWNER, address_is
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.period import Period, written
-from kafka_probe_console.tables import OpenTables, Row
+from kafka_probe_console.tables import OpenTables, Row, one_of
 
 MOST_ENDS = 10_000
 """Most ends of connections that conditions may resolve to."""
@@ -71,6 +74,14 @@ class FrameConditions:
     def of_connections(self) -> bool:
         """Return True if connections have to be resolved first."""
         return any((self.address, self.client, self.workload, self.cause))
+
+
+class _Condition(NamedTuple):
+    """A condition on rows of `frames` in SQL, with its values. only: as far as Arrow can leave out files by it."""
+
+    sql: str
+    values: Sequence[object]
+    only: Mapping[str, Expression] | None = None
 
 
 def ends(tables: OpenTables, wanted: FrameConditions) -> list[ConnectionEnd] | None:
@@ -136,10 +147,10 @@ def _flows_with_frames(
             if first.agent_id is not None and first.conn_id is not None:
                 yield _flow(first.agent_id, first.conn_id, first.flow_id)
         return
-    where, values = _conditions(wanted, found)
+    where, values, only = _conditions(wanted, found)
     ask = f"SELECT f.agent_id, f.conn_id, f.flow_id FROM frames f WHERE {where} AND {_WITH_IDS} GROUP BY ALL"
     order = f"{_ORDER_OF_ENDS[wanted.sort]}, f.agent_id, f.conn_id"
-    for row in tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1]):
+    for row in tables.rows(f"{ask} ORDER BY {order} LIMIT ?", [*values, MOST_ENDS + 1], only=only):
         yield _flow(*row)
 
 
@@ -148,7 +159,7 @@ def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> l
 
     A connection has several ends of one side if an agent was restarted.
     """
-    where, values = _of_flows(flows)
+    where, values, only = _of_flows(flows)
     if node is not None:
         where, values = f"{where} AND f.node = ?", [*values, node]
     rows = tables.rows(
@@ -161,6 +172,7 @@ def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> l
         ) <= ? ORDER BY began, agent_id, conn_id
         """,
         [*values, MOST_OF_SIDE],
+        only=only,
     )
     seen = [*rows]
     known = _ends_by_ids(tables, {(agent_id, conn_id) for agent_id, conn_id, *_ in seen})
@@ -177,27 +189,22 @@ def _flow(agent_id: str, conn_id: str, flow_id: str | None) -> _Flow:
     return flow_id or (agent_id, conn_id)
 
 
-def _of_flows(flows: Sequence[_Flow]) -> tuple[str, Sequence[object]]:
-    """Return the condition that frames are of these connections, with its values."""
-    known = sorted(flow for flow in flows if isinstance(flow, str))
-    others = sorted(f"{flow[0]}/{flow[1]}" for flow in flows if not isinstance(flow, str))
-    parts: list[tuple[str, Sequence[object]]] = []
-    if len(known) == 1:
-        parts.append(("f.flow_id = ?", known))
-    elif known:
-        # The bounds leave out files by their statistics.
-        parts.append(("f.flow_id BETWEEN ? AND ? AND f.flow_id IN (SELECT unnest(?))", (known[0], known[-1], known)))
+def _of_flows(flows: Sequence[_Flow]) -> _Condition:
+    """Return the condition that frames are of these connections."""
+    known = [flow for flow in flows if isinstance(flow, str)]
+    others = [f"{flow[0]}/{flow[1]}" for flow in flows if not isinstance(flow, str)]
+    of_known, of_others = "f.flow_id IN (SELECT unnest(?))", "f.agent_id || '/' || f.conn_id IN (SELECT unnest(?))"
     if others:
-        parts.append(("f.agent_id || '/' || f.conn_id IN (SELECT unnest(?))", (others,)))
-    return "(" + " OR ".join(part for part, _ in parts) + ")", [value for _, values in parts for value in values]
+        return _Condition(f"({of_known} OR {of_others})", [known, others])
+    return _Condition(of_known, [known], {"frames": one_of("flow_id", known)})
 
 
 def count(tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) -> int:
     """Return the number of frames that match."""
     if wanted.of_contents:
         return sum(1 for _ in _frames(tables, wanted, found, None))
-    where, values = _conditions(wanted, found)
-    ((number,),) = tables.rows(f"SELECT count(*) FROM frames f WHERE {where} AND f.part = 0", values)
+    where, values, only = _conditions(wanted, found)
+    ((number,),) = tables.rows(f"SELECT count(*) FROM frames f WHERE {where} AND f.part = 0", values, only=only)
     return int(number)
 
 
@@ -221,16 +228,24 @@ def frames(
 def _frames(
     tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None, limit: int | None
 ) -> Iterator[CopiedFrame]:
-    where, values = _conditions(wanted, found)
+    where, values, only = _conditions(wanted, found)
     order = _ORDER[wanted.sort]
-    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY {order}"
-    if limit is not None and not wanted.of_contents:
-        # All samples of the first frames: a long frame has many.
+    if limit is None or wanted.of_contents:
+        ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY {order}"
+    else:
+        # All samples of the first frames: a long frame has many. All columns are read of their connections only.
+        first = f"FROM frames f WHERE {where} AND f.part = 0 ORDER BY {order} LIMIT ?"
+        asked = f"SELECT DISTINCT flow_id FROM (SELECT f.flow_id {first}) LIMIT {MOST_ENDS}"
+        flows = [flow for (flow,) in tables.rows(asked, [*values, limit], only=only)]
+        if not flows:
+            return
+        if len(flows) < MOST_ENDS and None not in flows:
+            only = _of_flows(flows).only
         frame = "f.agent_id, f.conn_id, f.tcp_seq, f.flags & 1"
-        chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {order} LIMIT ?"
-        ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
+        chosen = f"({frame}) IN (SELECT {frame} {first})"
+        ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND {chosen} ORDER BY {order}"
         values = [*values, *values, limit]
-    rows = map(_sample, tables.rows(ask, values))
+    rows = map(_sample, tables.rows(ask, values, only=only))
     yield from islice((one for one in joined(rows) if _matches(one, wanted)), limit)
 
 
@@ -281,15 +296,15 @@ def _matches(frame: CopiedFrame, wanted: FrameConditions) -> bool:
     return not wanted.error or wanted.error in frame.errors
 
 
-def _conditions(wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) -> tuple[str, list[object]]:
-    """Return the condition on rows of `frames`, with its values."""
-    parts: list[tuple[str, Sequence[object]]] = [("true", ())]
+def _conditions(wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) -> _Condition:
+    """Return the condition on rows of `frames`. found: the ends of connections to which it was resolved."""
+    parts: list[_Condition] = []
     begin, end = wanted.period.begin, wanted.period.end
     first_date, _ = wanted.period.dates
     if begin:  # the date is that on which Kafka received a frame, by the clock of the brokers
-        parts.append(("f.date >= ? AND f.ts >= ?", (first_date, begin)))
+        parts.append(_Condition("f.date >= ? AND f.ts >= ?", (first_date, begin)))
     if end:
-        parts.append(("f.ts < ?", (end,)))
+        parts.append(_Condition("f.ts < ?", (end,)))
     for column, value in (
         ("flow_id", wanted.flow_id),
         ("node", wanted.node),
@@ -297,17 +312,19 @@ def _conditions(wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) 
         ("correlation_id", wanted.correlation_id),
     ):
         if value is not None:
-            parts.append((f"f.{column} = ?", (value,)))
+            parts.append(_Condition(f"f.{column} = ?", (value,)))
     if wanted.slower_us is not None:
-        parts.append(("f.flags & 1 = 1 AND f.latency_us >= ?", (wanted.slower_us,)))
+        parts.append(_Condition("f.flags & 1 = 1 AND f.latency_us >= ?", (wanted.slower_us,)))
     if wanted.api:
         keys = [api.key for api in apis().values() if api.name.lower() == wanted.api.lower()]
         if not keys:
             raise UsageError(f"There is no API {wanted.api}. Kafka's names are such as Produce, Fetch, Metadata.")
-        parts.append(("f.api_key = ?", keys))
-    if found is not None:
-        parts.append(_of_flows([end.flow_id or (end.agent_id or "", end.conn_id or "") for end in found]))
-    return " AND ".join(condition for condition, _ in parts), [value for _, values in parts for value in values]
+        parts.append(_Condition("f.api_key = ?", keys))
+    flows = [end.flow_id or (end.agent_id or "", end.conn_id or "") for end in found or ()]
+    of_ends = _of_flows(flows) if flows else _Condition("true", ())
+    parts.append(of_ends)
+    sql = " AND ".join(part.sql for part in parts)
+    return _Condition(sql, [value for part in parts for value in part.values], of_ends.only)
 
 
 def _conditions_on_ends(tables: OpenTables, wanted: FrameConditions) -> tuple[list[str], list[object]]:

@@ -10,14 +10,18 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import or_
 from threading import Event, Thread
 from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.dataset import Dataset
+from pyarrow.fs import FileSystem, SubTreeFileSystem
 
 from kafka_probe_console.errors import TableError
 
@@ -30,6 +34,7 @@ SETTINGS: Mapping[str, Any] = {
     "lock_configuration": "true",
 }
 _AT_ONCE = 1024
+_COMPARED = 50  # values of a list that Arrow compares with statistics: longer lists leave out nothing
 _AGAIN_S = 0.2
 
 Row = tuple[Any, ...]
@@ -61,7 +66,7 @@ class OpenTables:
         try:
             table = DeltaTable(path)
             columns = pa.schema(map(_without_map, pa.schema(table.schema().to_arrow())))
-            self._data[name] = table.to_pyarrow_dataset(schema=columns)
+            self._data[name] = table.to_pyarrow_dataset(filesystem=_on_disk(table.table_uri), schema=columns)
         except TableNotFoundError:
             return False
         except (DeltaError, OSError) as error:
@@ -91,8 +96,12 @@ class OpenTables:
             kind = kind.field(one).type
         return {field.name for field in kind}
 
-    def rows(self, sql: str, values: Sequence[object] = ()) -> Iterator[Row]:
+    def rows(
+        self, sql: str, values: Sequence[object] = (), *, only: Mapping[str, pc.Expression] | None = None
+    ) -> Iterator[Row]:
         """Yield the rows of an answer, which is not held in memory as a whole.
+
+        only: for tables by name a condition that rows must meet, as from `one_of`.
 
         Raises:
             TableError: a table lacks a column, a file cannot be read, or the time is over.
@@ -101,7 +110,7 @@ class OpenTables:
             # A cursor of its own: rows of another answer may not have been read yet.
             with self._cursor() as cursor, ThreadPoolExecutor(1) as thread:
                 for name, data in self._data.items():
-                    cursor.register(name, data)
+                    cursor.register(name, data.filter(only[name]) if only and name in only else data)
                 _run(cursor, thread, cursor.execute, sql, values)
                 while rows := _run(cursor, thread, cursor.fetchmany, _AT_ONCE):
                     yield from rows
@@ -148,6 +157,27 @@ def opened(location: str) -> Iterator[OpenTables]:
     """Yield the tables below a directory or URI."""
     with duckdb.connect(":memory:", config=dict(SETTINGS)) as connection:
         yield OpenTables(location, connection)
+
+
+def one_of(column: str, values: Sequence[str]) -> pc.Expression:
+    """Return the condition that a column has one of some values. It leaves out files and parts of them by statistics.
+
+    DuckDB's own condition, as in `column IN (SELECT unnest(?))`, leaves out none.
+    """
+    ordered = sorted(values)
+    parts = (ordered[at : at + _COMPARED] for at in range(0, len(ordered), _COMPARED))
+    return reduce(or_, (pc.field(column).isin(part) for part in parts))
+
+
+def _on_disk(uri: str) -> FileSystem | None:
+    """Return Arrow's own file system for a table on disk, None for any other: Delta Lake's reads through Python.
+
+    A thread of Arrow that reads through Python while that exits ends the process by a signal.
+    """
+    if not uri.startswith("file:"):
+        return None
+    disk, path = FileSystem.from_uri(uri)
+    return SubTreeFileSystem(path, disk)
 
 
 def _run(

@@ -63,6 +63,8 @@ _LARGEST_BYTES = 1 << 30
 _SORTED_BY_FLOW = {
     "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
     "spark.databricks.io.skipping.mdc.addNoise": "false",
+    # Readers leave out row groups by their range of flows. The default is the size of a whole file.
+    "parquet.block.size": str(2 << 20),
 }
 _LOG_KEPT = "interval 4 hours"
 _PROPERTIES = {
@@ -174,11 +176,15 @@ class Table:
         self.spark.conf.set("spark.databricks.delta.optimize.maxFileSize", file_bytes)
         for name, value in _SORTED_BY_FLOW.items():
             self.spark.conf.set(name, value)
-        for date, hour_of_day, small_files in hours:
-            begin = datetime.fromisoformat(date).replace(hour=int(hour_of_day), tzinfo=UTC)
-            if begin + timedelta(hours=1) <= before and small_files > 1:
-                partition = f"{DATE} = '{date}' AND {frames.HOUR} = {int(hour_of_day)}"
-                self.spark.sql(f"OPTIMIZE {self._sql} WHERE {partition} ZORDER BY (flow_id)")
+        try:
+            for date, hour_of_day, small_files in hours:
+                begin = datetime.fromisoformat(date).replace(hour=int(hour_of_day), tzinfo=UTC)
+                if begin + timedelta(hours=1) <= before and small_files > 1:
+                    partition = f"{DATE} = '{date}' AND {frames.HOUR} = {int(hour_of_day)}"
+                    self.spark.sql(f"OPTIMIZE {self._sql} WHERE {partition} ZORDER BY (flow_id)")
+        finally:
+            for name in _SORTED_BY_FLOW:
+                self.spark.conf.unset(name)
 
     def delete(self, dates: str) -> None:
         """Delete the rows of some dates. `dates`: a condition on `date`."""

@@ -12,11 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_pipeline import tables
 from kafka_probe_pipeline.maintenance import Maintenance
 from tests.builders.fed_agent import Fed, samples_of
 from tests.builders.samples import opened, request, response, stream
@@ -35,8 +37,9 @@ def digest(samples: Iterable[Any]) -> str:
 
 @pytest.mark.broker
 def test_the_sequence_of_samples_is_what_the_agent_sent_also_after_hours_were_merged(
-    broker: Broker, tmp_path: Path, spark: SparkSession
+    broker: Broker, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(tables._SORTED_BY_FLOW, "parquet.block.size", "10000")
     fed = Fed(archive={"archive": "all"})
     fed.see(*(opened(conn, rx_base=conn, tx_base=2) for conn in range(1, 4)))
     for number in range(300):
@@ -63,6 +66,8 @@ def test_the_sequence_of_samples_is_what_the_agent_sent_also_after_hours_were_me
     files = DeltaTable(path).file_uris()
     assert len(files) < before
     assert len(files) == len({file.rpartition("/")[0] for file in files}), "one file per hour"
+    row_groups = pq.read_metadata(files[0].removeprefix("file://"))
+    assert row_groups.num_row_groups > 1, "readers leave out row groups by their range of flows"
     merged = spark.read.parquet(files[0]).select("flow_id", "monotonic_ns").collect()
     assert [row["flow_id"] for row in merged] == sorted(row["flow_id"] for row in merged)
     assert digest(run.table(spark, "frames").collect()) == expected

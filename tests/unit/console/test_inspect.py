@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shlex
+import shutil
 import time
 from base64 import b64encode
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import DeltaTable, WriterProperties, write_deltalake
+from pyarrow.fs import LocalFileSystem
 
 import kafka_probe
 from kafka_probe.cli import commands
@@ -25,6 +29,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe_console import waiting
 from kafka_probe_console.inspect_command import inspect
+from kafka_probe_console.tables import opened as opened_tables
 from scripts import archive_rules
 from tests.builders import tables as builder
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -306,6 +311,46 @@ def test_more_frames_than_are_read_at_once_are_found_with_their_ends(tmp_path: P
     assert len(large.ids("--limit", "2000")) == 1400
     assert large.ids("--topic", TOPIC, "--limit", "3") == [0, 1, 2]  # requests of one time
     assert "#699" in large.inspect("--topic", TOPIC, "--conversation").output
+
+
+def with_damage(archive: Archive, path: Path, *columns: str) -> Archive:
+    """Return a copy with frames in row groups of one row. These columns are damaged, except for connection 1."""
+    for name in ("opens", "closes"):
+        shutil.copytree(archive.path / name, path / name)
+    frames = DeltaTable(archive.path / "frames").to_pyarrow_table().sort_by("flow_id")
+    write_deltalake(path / "frames", frames, writer_properties=WriterProperties(max_row_group_size=1))
+    (uri,) = DeltaTable(path / "frames").file_uris()
+    file = Path(uri.removeprefix("file://"))
+    content, groups = bytearray(file.read_bytes()), pq.read_metadata(file)
+    (first_flow,) = {row["flow_id"] for row in archive.rows("--workload", "billing")}
+    for group in map(groups.row_group, range(groups.num_row_groups)):
+        chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
+        if chunks["flow_id"].statistics.min != first_flow:
+            for chunk in map(chunks.__getitem__, columns):
+                begin = chunk.dictionary_page_offset or chunk.data_page_offset
+                content[begin : begin + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    file.write_bytes(content)
+    return Archive(path, [])
+
+
+def test_parts_of_files_that_have_none_of_the_connections_are_not_read(archive: Archive, tmp_path: Path) -> None:
+    damaged = with_damage(archive, tmp_path, "flow_id")
+    assert damaged.ids("--workload", "billing") == archive.ids("--workload", "billing")
+    assert "cannot be read" in str(damaged.inspect().exception)
+
+
+def test_what_frames_contain_is_read_only_of_connections_with_the_first_frames(
+    archive: Archive, tmp_path: Path
+) -> None:
+    damaged = with_damage(archive, tmp_path, "data")
+    assert damaged.ids("--limit", "2") == [1, 1]
+    assert "cannot be read" in str(damaged.inspect().exception)
+
+
+def test_files_on_disk_are_read_without_python(archive: Archive) -> None:
+    with opened_tables(str(archive.path)) as tables:
+        tables.require("frames")
+        assert isinstance(tables._data["frames"].filesystem.base_fs, LocalFileSystem)
 
 
 def test_tables_of_a_release_without_names_of_containers_are_read(
