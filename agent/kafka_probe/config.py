@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 VARIABLE_PREFIX = "KAFKA_PROBE_"
 MIB = 1 << 20
 LEAST_RECORDER_BYTES = 64 << 10
+LEAST_SEARCHED_BYTES = 8 * MIB  # of the recorder in which exchanges are searched: twice what is read at once
 
 
 class SinkConfig(BaseSettings):
@@ -163,8 +164,9 @@ class DaemonConfig(SinkConfig):
     def _archive_has_its_recorder(cls, selection: ExchangeSelection, before: ValidationInfo) -> ExchangeSelection:
         by_topic = before.data.get("archive_filter", ArchiveFilter()).topic
         needs_recorder = selection.which in ("errors", "slower") or (selection.which != "off" and by_topic)
-        if needs_recorder and before.data.get("recorder_bytes") == 0:
-            raise ValueError("errors, slower:MS and a filter by topic need recorder_bytes above 0")
+        if needs_recorder and before.data.get("recorder_bytes", LEAST_SEARCHED_BYTES) < LEAST_SEARCHED_BYTES:
+            least = written_size(ByteSize(LEAST_SEARCHED_BYTES))
+            raise ValueError(f"errors, slower:MS and a filter by topic need recorder_bytes of at least {least}")
         return selection
 
     @field_validator("archive_topic")

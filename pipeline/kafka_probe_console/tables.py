@@ -7,13 +7,14 @@ statistics cannot match.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import reduce
 from operator import or_
 from threading import Event, Thread
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import duckdb
 import pyarrow as pa
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow.dataset import Dataset
-from pyarrow.fs import FileSystem, SubTreeFileSystem
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from kafka_probe_console.errors import TableError
 
@@ -35,6 +36,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 _AT_ONCE = 1024
 _COMPARED = 50  # values of a list that Arrow compares with statistics: longer lists leave out nothing
+_LISTED = 500  # values in such lists
 _AGAIN_S = 0.2
 
 Row = tuple[Any, ...]
@@ -159,25 +161,26 @@ def opened(location: str) -> Iterator[OpenTables]:
         yield OpenTables(location, connection)
 
 
-def one_of(column: str, values: Sequence[str]) -> pc.Expression:
-    """Return the condition that a column has one of some values. It leaves out files and parts of them by statistics.
+def one_of(column: str, values: Iterable[str]) -> pc.Expression:
+    """Return the condition that a column has one of some values. It leaves out files and row groups by statistics.
 
-    DuckDB's own condition, as in `column IN (SELECT unnest(?))`, leaves out none.
+    Of many values it is only the range: Arrow would take longer for the list than for the rows. DuckDB's own condition
+    `column IN (SELECT unnest(?))` is exact, but leaves out none.
     """
-    ordered = sorted(values)
+    ordered = sorted({*values})
+    if len(ordered) > _LISTED:
+        return (pc.field(column) >= ordered[0]) & (pc.field(column) <= ordered[-1])
     parts = (ordered[at : at + _COMPARED] for at in range(0, len(ordered), _COMPARED))
     return reduce(or_, (pc.field(column).isin(part) for part in parts))
 
 
-def _on_disk(uri: str) -> FileSystem | None:
+def _on_disk(uri: str) -> SubTreeFileSystem | None:
     """Return Arrow's own file system for a table on disk, None for any other: Delta Lake's reads through Python.
 
     A thread of Arrow that reads through Python while that exits ends the process by a signal.
     """
-    if not uri.startswith("file:"):
-        return None
-    disk, path = FileSystem.from_uri(uri)
-    return SubTreeFileSystem(path, disk)
+    parts = urlsplit(uri)
+    return SubTreeFileSystem(unquote(parts.path), LocalFileSystem()) if parts.scheme == "file" else None
 
 
 def _run(

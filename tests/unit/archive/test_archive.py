@@ -255,9 +255,11 @@ def test_a_recorder_that_could_hold_nothing_is_refused(size: str) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"archive": "errors"}, {"archive": "all", "archive_filter": "topic=orders"}])
-def test_an_archive_that_needs_the_recorder_is_refused_without_one(chosen: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"--archive: .* need recorder_bytes above 0"):
-        load({**chosen, "recorder_bytes": "0"})
+@pytest.mark.parametrize("size", ["0", "7MiB"])
+def test_an_archive_that_searches_the_recorder_needs_a_large_one(chosen: dict[str, str], size: str) -> None:
+    with pytest.raises(UsageError, match=r"--archive: .* need recorder_bytes of at least 8 MiB"):
+        load({**chosen, "recorder_bytes": size})
+    assert load({**chosen, "recorder_bytes": "8MiB"}).archives
 
 
 @pytest.mark.parametrize("names", [{"topic": "kafka-probe.frames"}, {"topic": "a", "archive_topic": "a"}])
