@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 VARIABLE_PREFIX = "KAFKA_PROBE_"
 MIB = 1 << 20
 LEAST_RECORDER_BYTES = 64 << 10
-LEAST_SEARCHED_BYTES = 8 * MIB  # of the recorder in which exchanges are searched: twice what is read at once
+LEAST_SEARCHED_BYTES = 8 * MIB  # the same if it is searched for exchanges: it keeps the batch just read, of 4 MiB
 
 
 class SinkConfig(BaseSettings):

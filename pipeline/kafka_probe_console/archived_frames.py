@@ -1,9 +1,9 @@
-"""Finds frames in the tables: resolves addresses, clients and causes to connections, then asks for their frames."""
+"""Finds archived frames in the tables, and the connections that have such frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -12,16 +12,13 @@ from pyarrow.compute import Expression
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame, CopiedSample, joined
 from kafka_probe.errors import UsageError
-from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
-from kafka_probe.text import printable
-from kafka_probe_console.end_columns import OWNER, address_is
+from kafka_probe_console.archived_ends import MOST_ENDS, EndIds, ends_by_ids
 from kafka_probe_console.errors import NothingFoundError, TableError
+from kafka_probe_console.frame_conditions import FrameConditions
 from kafka_probe_console.period import Period, written
 from kafka_probe_console.tables import OpenTables, Row, one_of
 
-MOST_ENDS = 10_000
-"""Most ends of connections that conditions may resolve to."""
 SIDES = ("client", "server")
 MOST_OF_SIDE = 16
 """Most ends of one side of a connection that are shown."""
@@ -33,84 +30,20 @@ _ORDER = {
     "bytes": "f.frame_bytes DESC, f.ts, f.monotonic_ns, f.tcp_seq, f.part",
 }
 _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
-_OWNER = ", ".join(f"owner.{name}" for name in OWNER)  # the first of them that is known
-_NAMED = 5  # clients in a message
 _SAMPLES_OF_LAST = 32  # of each of the last frames
 ANY_ERROR = "any"
-EndIds = tuple[str | None, str | None]
-"""agent_id and conn_id."""
 _Flow = str | tuple[str, str]
 """A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""
 _WITH_IDS = "f.agent_id IS NOT NULL AND f.conn_id IS NOT NULL"
 EndsBySide = Mapping[str, Sequence[ConnectionEnd]]
 
 
-@dataclass(frozen=True, slots=True)
-class FrameConditions:
-    """The conditions on frames; None or an empty text is none. Patterns are as in shells."""
-
-    period: Period = field(default_factory=Period)
-    flow_id: str | None = None
-    address: str | None = None
-    client: str | None = None
-    workload: str | None = None
-    cause: str | None = None
-    node: str | None = None
-    side: str | None = None
-    api: str | None = None
-    correlation_id: int | None = None
-    slower_us: int | None = None
-    topic: str | None = None
-    group: str | None = None
-    error: str | None = None
-    sort: str = "time"
-
-    @property
-    def of_contents(self) -> bool:
-        """Return True if frames have to be decoded for it."""
-        return any((self.topic, self.group, self.error))
-
-    @property
-    def of_connections(self) -> bool:
-        """Return True if connections have to be resolved first."""
-        return any((self.address, self.client, self.workload, self.cause))
-
-
 class _Condition(NamedTuple):
-    """A condition on rows of `frames` in SQL, with its values. only: as far as Arrow can leave out files by it."""
+    """A condition on rows of `frames`: SQL with its values. only: the same for Arrow, which leaves out files by it."""
 
     sql: str
     values: Sequence[object]
     only: Mapping[str, Expression] | None = None
-
-
-def ends(tables: OpenTables, wanted: FrameConditions) -> list[ConnectionEnd] | None:
-    """Return the ends of the connections that the conditions name; None if they name none.
-
-    Raises:
-        NothingFoundError: there are none, or too many.
-    """
-    if not wanted.of_connections:
-        return None
-    found = list(_ends(tables, *_conditions_on_ends(tables, wanted), MOST_ENDS + 1))
-    if not found:
-        raise NothingFoundError(f"No connection matches. {_known_clients(tables)}")
-    if len(found) > MOST_ENDS:
-        raise NothingFoundError(
-            f"More than {MOST_ENDS:,} ends of connections match: give a shorter time, or more of a name."
-        )
-    return found
-
-
-def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[EndIds, ConnectionEnd]:
-    """Return the ends at which frames were seen, by agent_id and conn_id, as far as the tables have them."""
-    return _ends_by_ids(tables, {(frame.first.agent_id, frame.first.conn_id) for frame in frames})
-
-
-def _ends_by_ids(tables: OpenTables, seen: Iterable[EndIds]) -> dict[EndIds, ConnectionEnd]:
-    keys = sorted(f"{agent_id}/{conn_id}" for agent_id, conn_id in {*seen} if agent_id and conn_id)
-    found = _ends(tables, ["agent_id || '/' || conn_id IN (SELECT unnest(?))"], [keys], len(keys))
-    return {(end.agent_id, end.conn_id): end for end in found}
 
 
 def connections_with_frames(
@@ -175,7 +108,7 @@ def _all_ends(tables: OpenTables, flows: Sequence[_Flow], node: str | None) -> l
         only=only,
     )
     seen = [*rows]
-    known = _ends_by_ids(tables, {(agent_id, conn_id) for agent_id, conn_id, *_ in seen})
+    known = ends_by_ids(tables, {(agent_id, conn_id) for agent_id, conn_id, *_ in seen})
     connections: dict[_Flow, dict[str, list[ConnectionEnd]]] = {flow: {} for flow in flows}
     for agent_id, conn_id, flow_id, side in seen:
         # flow_id is that of the frames: it may differ from that of a forged open.
@@ -325,73 +258,6 @@ def _conditions(wanted: FrameConditions, found: Sequence[ConnectionEnd] | None) 
     parts.append(of_ends)
     sql = " AND ".join(part.sql for part in parts)
     return _Condition(sql, [value for part in parts for value in part.values], of_ends.only)
-
-
-def _conditions_on_ends(tables: OpenTables, wanted: FrameConditions) -> tuple[list[str], list[object]]:
-    parts: list[tuple[str, Sequence[object]]] = []
-    first_date, last_date = wanted.period.dates
-    # Agents repeat the open of each connection every hour.
-    if first_date:
-        parts.append(("date >= ?", (first_date,)))
-    if last_date:
-        parts.append(("date <= ?", (last_date,)))
-    if wanted.address:
-        test, values = address_is(wanted.address)
-        parts.append(
-            (" OR ".join(test.format(column) for column in ("local", "peer", "nat_local", "nat_peer")), values * 4)
-        )
-    if wanted.client:
-        parts.append(("client_id GLOB ?", (wanted.client,)))
-    if wanted.workload:
-        names = " OR ".join(f"owner.{name} GLOB ?" for name in OWNER_NAMES)
-        parts.append((names, (wanted.workload,) * len(OWNER_NAMES)))
-    if wanted.cause:
-        tables.require("verdicts")
-        parts.append(("flow_id IN (SELECT flow_id FROM verdicts WHERE cause = ?)", (wanted.cause,)))
-    return [f"({part})" for part, _ in parts], [value for _, values in parts for value in values]
-
-
-def _ends(
-    tables: OpenTables, conditions: Sequence[str], values: Sequence[object], limit: int
-) -> Iterator[ConnectionEnd]:
-    """Yield the ends whose rows in `opens` or `closes` match, each once with its newest row."""
-    names = "date, received_ts, agent_id, conn_id, flow_id, local, peer, client.id AS client_id, client"
-    nats = {"opens": "nat.local AS nat_local, nat.peer AS nat_peer", "closes": "NULL AS nat_local, NULL AS nat_peer"}
-    every = " UNION ALL ".join(
-        f"SELECT {names}, {nat}, {_owner(tables, name)} AS owner FROM {name}"
-        for name, nat in nats.items()
-        if tables.add(name)
-    )
-    if not every:
-        tables.require("opens")
-    newest = ", ".join(
-        f"arg_max({value}, received_ts)"
-        for value in (
-            *("flow_id", "local", "peer", "client_id"),
-            "concat_ws(' ', client.software_name, client.software_version)",
-            f"coalesce({_OWNER}) || coalesce(' (process ' || owner.pid || ')', '')",
-        )
-    )
-    where = " AND ".join(conditions) or "true"
-    ask = f"SELECT agent_id, conn_id, {newest} FROM ({every}) WHERE {where} GROUP BY ALL ORDER BY ALL LIMIT ?"
-    for row in tables.rows(ask, [*values, limit]):
-        yield ConnectionEnd(*row)
-
-
-def _owner(tables: OpenTables, name: str) -> str:
-    """Return the SQL of an owner with all names that people use, those that the table lacks as null."""
-    written = tables.fields(name, "workload")
-    fields = (f"{each} := {f'workload.{each}' if each in written else 'NULL::VARCHAR'}" for each in OWNER_NAMES)
-    return f"struct_pack(pid := workload.pid, {', '.join(fields)})"
-
-
-def _known_clients(tables: OpenTables) -> str:
-    if not tables.add("opens"):
-        return "There are no connections in the tables."
-    ask = "SELECT DISTINCT client.id AS id FROM opens WHERE id IS NOT NULL ORDER BY id LIMIT ?"
-    names = [printable(name) for (name,) in tables.rows(ask, [_NAMED + 1])]
-    more = " and others" if len(names) > _NAMED else ""
-    return f"The tables have the clients {', '.join(names[:_NAMED])}{more}." if names else "The tables name no client."
 
 
 def _known_frames(tables: OpenTables) -> str:

@@ -87,16 +87,15 @@ def inspect(
         raise UsageError("Use one of --conversation, --pcapng, --count, --json and --csv.")
     try:
         from kafka_probe.conversations.conversation import COLUMNS
-        from kafka_probe_console import archived_frames, export, rendering
+        from kafka_probe_console import archived_ends, archived_frames, export, rendering
+        from kafka_probe_console.frame_conditions import FrameConditions
     except ImportError as error:
         raise UsageError(f"This command needs {error.name}: pip install '.[console]' in kafka-probe's clone.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
-    asked = archived_frames.FrameConditions(
-        period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions
-    )
+    asked = FrameConditions(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
     with tables_at(location) as tables, _capture(pcapng) as capture, Waiting() as waiting:
         tables.require("frames")
-        found = archived_frames.ends(tables, asked)
+        found = archived_ends.ends(tables, asked)
         if count:
             number = archived_frames.count(tables, asked, found)
             waiting.end()

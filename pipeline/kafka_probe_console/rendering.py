@@ -9,8 +9,8 @@ from kafka_probe.conversations import conversation
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.copied_frames import CopiedFrame
 from kafka_probe.conversations.wording import with_contents, words
-from kafka_probe_console import archived_frames
-from kafka_probe_console.archived_frames import EndIds
+from kafka_probe_console import archived_ends, archived_frames
+from kafka_probe_console.archived_ends import EndIds
 from kafka_probe_console.errors import NothingFoundError
 from kafka_probe_console.period import Period
 from kafka_probe_console.tables import OpenTables
@@ -62,7 +62,7 @@ def last_lines(tables: OpenTables, ends: Iterable[EndIds], flow_id: str | None, 
 def _with_ends(tables: OpenTables, frames: Iterable[CopiedFrame]) -> Iterator[tuple[CopiedFrame, ConnectionEnd | None]]:
     every = iter(frames)
     while batch := [*islice(every, _BATCH)]:
-        ends = archived_frames.ends_of(tables, batch)
+        ends = archived_ends.ends_of(tables, batch)
         for frame in batch:
             yield frame, ends.get((frame.first.agent_id, frame.first.conn_id))
 

@@ -35,8 +35,8 @@ SETTINGS: Mapping[str, Any] = {
     "lock_configuration": "true",
 }
 _AT_ONCE = 1024
-_COMPARED = 50  # values of a list that Arrow compares with statistics: longer lists leave out nothing
-_LISTED = 500  # values in such lists
+_COMPARED = 50  # most values of a list that Arrow compares with statistics
+_LISTED = 500  # most values of such lists together
 _AGAIN_S = 0.2
 
 Row = tuple[Any, ...]
@@ -164,8 +164,8 @@ def opened(location: str) -> Iterator[OpenTables]:
 def one_of(column: str, values: Iterable[str]) -> pc.Expression:
     """Return the condition that a column has one of some values. It leaves out files and row groups by statistics.
 
-    Of many values it is only the range: Arrow would take longer for the list than for the rows. DuckDB's own condition
-    `column IN (SELECT unnest(?))` is exact, but leaves out none.
+    Of more than 500 values it is only their range, since long lists take Arrow longer than they save. DuckDB's own
+    condition `column IN (SELECT unnest(?))` is exact, but leaves out no file.
     """
     ordered = sorted({*values})
     if len(ordered) > _LISTED:

@@ -10,7 +10,7 @@ from pyspark.sql.types import StringType
 from kafka_probe import events as schema
 from kafka_probe import text
 from kafka_probe.conversations import packets
-from kafka_probe_console import answer_command, archived_frames, tables
+from kafka_probe_console import answer_command, archived_ends, archived_frames, tables
 from kafka_probe_pipeline import (
     agents,
     alertmanager,
@@ -58,7 +58,7 @@ PINNED = (
     f"not complete within {PipelineConfig().closed_limit:g} s (`--closed-limit`)",
     f"At most {storms.MOST_OF_KIND} storms of a kind are active",
     f"at most {incidents.MOST_CANDIDATES:,} possible storms, and of each the {incidents.MOST_CELLS:,} largest groups",
-    f"at most {archived_frames.MOST_ENDS:,} ends of connections",
+    f"at most {archived_ends.MOST_ENDS:,} ends of connections",
     f"at most {archived_frames.MOST_OF_SIDE} ends of one side of a connection",
     f"end after {answer_command._TIME_LIMIT_S} s",
     f"at most {tables.SETTINGS['memory_limit'].removesuffix('MB')} MB of memory of DuckDB",

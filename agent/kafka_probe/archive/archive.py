@@ -59,7 +59,7 @@ class Archive:
         self._tracker = tracker
         self._names = names
         self._rate = _TokenBucket(config.archive_bytes_per_s)
-        # A quarter of the bucket at most: an event that exceeds what may be taken would always be dropped.
+        # An event takes at most a quarter of the bucket: a larger one than may be taken would always be dropped.
         most_samples = int(config.archive_bytes_per_s * _BURST_S / 4 / (DATA_BYTES * 4 / 3 + _SAMPLE_BYTES))
         self._event_samples = min(_EVENT_SAMPLES, most_samples)
         self._has_recorder = config.recorder_bytes > 0

@@ -54,7 +54,7 @@ class _Unfinished:
 
 
 def portions(samples: Samples, most_bytes: int) -> Iterator[Samples]:
-    """Yield the samples in portions, in order; the frames that end in one have `most_bytes` and one frame at most.
+    """Yield the samples in portions, in order; frames that end in a portion have at most `most_bytes` plus one frame.
 
     Connections may hold back the last samples of long frames: without portions many such frames could be decoded at
     once. Portions are of about equal size: to process a small one takes almost as long as a large one.

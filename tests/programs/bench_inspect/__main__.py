@@ -19,26 +19,26 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-DIRECTORY = ROOT / "build" / "bench-inspect"
 RESULT = ROOT / "build" / "bench-inspect.json"
-DAY = ("--from", "2026-01-05T00:00:00Z", "--until", "2026-01-06T00:00:00Z")
 _TO_NOWHERE = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
 
 
 def main() -> int:
     """Write the tables, measure, and return the exit status."""
     archive = (sys.executable, "-m", "tests.programs.bench_inspect.archive")
-    written = json.loads(subprocess.run(archive, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
-    found = {flag: measure(f"--{flag}", values) for flag, values in written.pop("values").items()}
-    result = json.dumps({**written, "found": found}, indent=2)
+    made = json.loads(subprocess.run(archive, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    begin, end = made["period"]
+    asked = ("inspect", "--tables", made["tables"], "--from", begin, "--until", end)
+    found = {flag: measure((*asked, f"--{flag}"), values) for flag, values in made["values"].items()}
+    result = json.dumps({**made["written"], "found": found}, indent=2)
     RESULT.write_text(result + "\n")
     print(result, f"The same as JSON: {RESULT.relative_to(ROOT)}", sep="\n")
-    return int(not alike(*written["layout"].values()))
+    return int(not alike(*made["written"]["layout"].values()))
 
 
-def measure(flag: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return seconds and resident memory of the command for the values."""
-    command = (sys.executable, "-m", "kafka_probe", "inspect", "--tables", str(DIRECTORY), *DAY, flag)
+def measure(asked: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
+    """Return seconds and resident memory of a command that ends with one of the values."""
+    command = (sys.executable, "-m", "kafka_probe", *asked)
     seconds, rss_mb = [], []
     for value in values:
         began = time.monotonic()
@@ -46,7 +46,7 @@ def measure(flag: str, values: Sequence[str]) -> dict[str, Any]:
         _, status, usage = os.wait4(pid, 0)
         seconds.append(time.monotonic() - began)
         rss_mb.append(usage.ru_maxrss / 1024)
-        assert status == 0, f"{flag} {value}: status {status}"
+        assert status == 0, f"{command} {value}: status {status}"
     return {
         "seconds": {"median": round(median(seconds), 2), "max": round(max(seconds), 2)},
         "rss_mb": round(max(rss_mb)),

@@ -1,7 +1,7 @@
 """Writes the archive of `make bench-inspect`, and one hour of it as the pipeline writes and compacts it.
 
-Prints JSON: the number of frames, both layouts, and the values to look for. A program of its own: the memory of the
-process that starts a command would count as the command's.
+Prints JSON: the number of frames, both layouts, where the tables are, and what to look for. It is a program of its own:
+the memory of the process that starts a command would count as the command's.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def main() -> None:
     closed = [np.flatnonzero(last_hour == hour) for hour in range(HOURS)]
     _write("closes", fleet.ends(event_rows.CLOSES, closed), ["date"])
     layouts = {"compacted by the pipeline": compacted, "written": layout(DIRECTORY / "frames", per_hour)}
-    print(json.dumps({"frames": per_hour * HOURS, "layout": layouts, "values": fleet.values()}))
+    period = (DAY.isoformat(), (DAY + timedelta(days=1)).isoformat())
+    written = {"frames": per_hour * HOURS, "layout": layouts}
+    print(json.dumps({"written": written, "tables": str(DIRECTORY), "period": period, "values": fleet.values()}))
 
 
 def compacted_hour(rows: pa.Table) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def compacted_hour(rows: pa.Table) -> dict[str, Any]:
 
 
 def layout(table: Path, rows_per_hour: int) -> dict[str, Any]:
-    """Return the files and bytes per frame of the largest hour, and how many files of an hour share flows."""
+    """Return files, bytes per frame and rows per row group of the largest hour, and how many files share flows."""
     actions = pa.table(DeltaTable(str(table)).get_add_actions(flatten=True)).to_pylist()
     by_hour: dict[int, list[Mapping[str, Any]]] = {}
     for action in actions:

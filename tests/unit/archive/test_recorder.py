@@ -10,6 +10,8 @@ import pytest
 
 from kafka_probe.archive.recorder import Recorder, exchange_keys
 from kafka_probe.capture.sample import SAMPLE, Flag
+from kafka_probe.config import LEAST_SEARCHED_BYTES
+from kafka_probe.loop import _BATCH_SAMPLES
 from tests.builders.samples import Samples, frame, opened, stream
 
 MIB = 1 << 20
@@ -54,6 +56,14 @@ def test_frames_of_a_connection_are_found_among_those_of_others_in_their_order()
     assert len(found(kept, [IDLE, OTHER])) == 8
     assert texts(found(kept, [IDLE], 1)) == texts(found(kept, [IDLE], 0)) == [b"3", b"4"]
     assert len(found(kept, [])) == len(found(kept, [77])) == 0
+
+
+def test_the_least_recorder_that_is_searched_keeps_a_whole_batch() -> None:
+    kept, batch = recorder(LEAST_SEARCHED_BYTES), np.resize(exchange(IDLE), _BATCH_SAMPLES)
+    batch["correlation_id"] = np.arange(_BATCH_SAMPLES) // 2
+    for _ in range(3):
+        kept.add(batch)
+    assert len(kept.exchanges(exchange_keys(batch))) == _BATCH_SAMPLES
 
 
 @pytest.mark.parametrize("conn", [1, IDLE, 2**63 + 1])
