@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind, Samples
+from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind, Samples, blocks
 from kafka_probe.protocol.measures import Integers
 
 LOSSES = {
@@ -52,7 +52,7 @@ class _Array:
         """Return an array of the same number with these samples at its end."""
         return _Array(
             self.number,
-            np.concatenate([self.samples, samples]),
+            np.concatenate([blocks(self.samples), blocks(samples)]).view(SAMPLE),
             np.concatenate([self.streams, streams]),
             np.concatenate([self.slots, slots]),
         )

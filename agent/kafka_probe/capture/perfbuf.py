@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture import bpf
-from kafka_probe.capture.sample import PERF_SAMPLE, Samples
+from kafka_probe.capture.sample import PERF_SAMPLE, SAMPLE, Samples, blocks
 
 _PAGE = mmap.PAGESIZE
 _LEAST_BYTES = 1 << 16
@@ -60,7 +60,7 @@ class PerfBuffers:
         if self._ready < most:  # samples are not read earlier than needed: the buffers bound their number
             self._read()
         count = min(most, self._ready)
-        samples: Samples = self._held["sample"][:count].copy()
+        samples: Samples = blocks(self._held["sample"][:count]).copy().view(SAMPLE)
         self._held, self._ready = self._held[count:], self._ready - count
         return samples
 
@@ -68,8 +68,9 @@ class PerfBuffers:
         # Samples written after this time wait for the next call: a buffer that was read before may hold older ones by
         # then.
         now = time.monotonic_ns()
-        samples = np.concatenate([self._held, *(part for buffer in self._buffers.values() for part in buffer.take())])
-        self._held = samples[np.argsort(samples["time"], kind="stable")]
+        parts = [self._held, *(part for buffer in self._buffers.values() for part in buffer.take())]
+        samples = np.concatenate([blocks(part) for part in parts]).view(PERF_SAMPLE)
+        self._held = samples.take(np.argsort(samples["time"], kind="stable"))
         self._ready = int(np.searchsorted(self._held["time"], now, "right"))
 
     def close(self) -> None:

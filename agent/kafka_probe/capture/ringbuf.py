@@ -12,7 +12,7 @@ import select
 
 import numpy as np
 
-from kafka_probe.capture.sample import SLOT, Samples
+from kafka_probe.capture.sample import SAMPLE, SLOT, Samples, blocks
 
 _BUSY = np.uint32(1 << 31)
 _DISCARDED = np.uint32(1 << 30)
@@ -46,7 +46,7 @@ class RingBuffer:
         if len(busy):
             slots = slots[: busy[0]]
         kept = slots["length"] & _DISCARDED == 0
-        samples: Samples = slots["sample"].copy() if kept.all() else slots["sample"][kept]
+        samples: Samples = blocks(slots["sample"])[kept].view(SAMPLE)
         self._read[0] = start + len(slots) * SLOT.itemsize
         return samples
 

@@ -112,6 +112,11 @@ Sample = npt.NDArray[Any]
 """One element of such an array."""
 
 
+def blocks(samples: Samples) -> npt.NDArray[np.void]:
+    """Return a view of samples without their fields: NumPy copies field by field, which takes five times as long."""
+    return samples.view(f"V{samples.itemsize}")
+
+
 def sample_of(packed: bytes) -> Sample:
     """Return the sample that the bytes contain. As bytes it takes two thirds of the memory of an array."""
     sample: Sample = np.frombuffer(packed, SAMPLE)[0]
