@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from kafka_probe.archive.archive import Archive
 from kafka_probe.capture.sample import SampleKind, Samples
 from kafka_probe.config import Config
@@ -86,12 +88,12 @@ class Processor:
     def consume(self, portion: Portion) -> None:
         """Process frames after samples of other kinds but before ends: a connection's frames never follow its end."""
         samples = portion.samples
-        kinds = samples["kind"]
-        ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
-        others = (kinds != SampleKind.FRAME) & ~ends
-        for sample in samples[others]:
+        is_frame = samples["kind"] == SampleKind.FRAME
+        frames = samples if is_frame.all() else samples.take(np.flatnonzero(is_frame))
+        others = samples[~is_frame]
+        ends = (others["kind"] == SampleKind.CLOSE) | (others["kind"] == SampleKind.GONE)
+        for sample in others[~ends]:
             self.tracker.take(sample)
-        frames = samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples
         batch = list(self.reader.read(frames))
         self.dispatcher.add(batch, self.tracker.refusing(portion.closes))
         if self._archive:
@@ -101,8 +103,8 @@ class Processor:
             self.load_shedding.skip(batch)
         if chosen := self.exchanges.chosen(batch):
             self.exchanges.pair(chosen)
-        for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
-            if kind == SampleKind.CLOSE:
+        for sample in others[ends]:
+            if sample["kind"] == SampleKind.CLOSE:
                 self.tracker.close(sample)
             else:
                 self.forget(int(sample["conn"]))

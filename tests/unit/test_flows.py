@@ -71,7 +71,7 @@ def test_an_interval_begins_with_nothing(watched: Watched) -> None:
 def test_many_frames_at_once_count_as_one_by_one() -> None:
     records = [
         built
-        for n in range(40)
+        for n in range(300)  # so many that latencies are counted as arrays
         for built in (
             request(PRODUCE, 9, 1 + n % 2, client_id=f"client-{n % 2}", frame_bytes=5000 + n, correlation_id=n),
             response(PRODUCE, 9, 1 + n % 2, frame_bytes=90, latency_us=100 * n, correlation_id=n),

@@ -59,13 +59,13 @@ def portions(samples: Samples, most_bytes: int) -> Iterator[Samples]:
     Connections may hold back the last samples of long frames: without portions many such frames could be decoded at
     once. Portions are of about equal size: to process a small one takes almost as long as a large one.
     """
-    ends = (samples["kind"] == SampleKind.FRAME) & (samples["flags"] & _MORE == 0)
-    sizes = np.where(ends, samples["part"].astype(np.int64) * DATA_BYTES + samples["size"], 0)
+    sizes = np.multiply(samples["part"], DATA_BYTES, dtype=np.int64) + samples["size"]
+    sizes[(samples["kind"] != SampleKind.FRAME) | (samples["flags"] & _MORE > 0)] = 0
     read_bytes = sizes.cumsum()
     total_bytes = int(read_bytes[-1])
-    number = read_bytes * -(-total_bytes // most_bytes) // (total_bytes + 1)
-    cuts = np.flatnonzero(np.diff(number)) + 1
-    yield from np.split(samples, cuts) if len(cuts) else (samples,)
+    number = -(-total_bytes // most_bytes)
+    cuts = np.unique(read_bytes.searchsorted(np.arange(1, number) * total_bytes // number, "right"))
+    yield from np.split(samples, cuts[cuts > 0]) if number > 1 else (samples,)
 
 
 class Reassembler:

@@ -28,6 +28,7 @@ Matched = tuple[int, Shape, Integers, Integers]
 
 _LAYOUTS_PER_GROUP = 64
 _LENGTH_BITS = 24  # a frame has 65,536 samples at most
+_LENGTHS = (1 << _LENGTH_BITS) - 1
 _LEAST_WIDTH = 32
 _ENTRY_BYTES = 512  # the table's own memory per shape, besides its key
 _COPIED_ALL_BIT = 1 << 32
@@ -85,11 +86,12 @@ class ShapeTable:
         if self._held_bytes >= self._limit_bytes:
             self.start_anew(self._decode)
             self.resets += 1
-        widths = _widths(lengths)
-        missing_bytes = (starts + widths).max(initial=0) - len(data)
+        groups, group = np.unique(codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64), return_inverse=True)
+        widths = _widths((groups & np.uint64(_LENGTHS)).astype(np.int64))
+        missing_bytes = (starts + widths[group]).max(initial=0) - len(data)
         if missing_bytes > 0:  # each row is read in its whole width
             data = np.append(data, np.zeros(missing_bytes, np.uint8))
-        ids = self._ids(codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64), data, starts, lengths, widths)
+        ids = self._ids(groups, group, widths, data, starts)
         order = ids.astype(np.min_scalar_type(len(self._shapes))).argsort(kind="stable")  # narrow integers sort faster
         ids = ids[order]
         values = self._measures.read(ids, data, starts[order])
@@ -102,29 +104,34 @@ class ShapeTable:
             yield self._numbered + shape_id, shape, order[first:end], measured
             at += rows * columns
 
-    def _ids(self, keys: Codes, data: Bytes, starts: Integers, lengths: Integers, widths: Integers) -> Integers:
-        """Return the id of each frame's shape; `keys` are the keys of the frames' groups."""
-        ids = np.full(len(keys), _UNKNOWN)
-        present, group = np.unique(keys, return_inverse=True)
-        for layouts in zip_longest(*[self._groups.get(key, ()) for key in present.tolist()], fillvalue=_UNKNOWN):
+    def _ids(self, groups: Codes, group: Integers, widths: Integers, data: Bytes, starts: Integers) -> Integers:
+        """Return the id of each frame's shape, (n,).
+
+        groups, widths: keys of the groups and the widths of their rows; group: the index of each frame's group, (n,).
+        """
+        ids = np.full(len(group), _UNKNOWN)
+        for layouts in zip_longest(*[self._groups.get(key, ()) for key in groups.tolist()], fillvalue=_UNKNOWN):
             layout = np.array(layouts)[group]
             rest = np.flatnonzero((ids == _UNKNOWN) & (layout != _UNKNOWN))
-            ids[rest] = self._find(layout[rest], data, starts[rest], widths[rest])
+            ids[rest] = self._find(layout[rest], widths, group[rest], data, starts[rest])
         new: dict[bytes, int] = {}
         for frame in np.flatnonzero(ids == _UNKNOWN).tolist():
-            content = data[starts[frame] :][: lengths[frame]].tobytes()
-            ids[frame] = self._see(int(keys[frame]), content, int(widths[frame]), new)
+            key, width = int(groups[group[frame]]), int(widths[group[frame]])
+            content = data[starts[frame] :][: key & _LENGTHS].tobytes()
+            ids[frame] = self._see(key, content, width, new)
         for width, some in groupby(sorted(new, key=len), len):
             self._known.setdefault(width, _ShapeKeys(width)).add({key: new[key] for key in some})
         return ids
 
-    def _find(self, layouts: Integers, data: Bytes, starts: Integers, widths: Integers) -> Integers:
-        """Return the shape id of each frame under its layout, -1 if there is none."""
+    def _find(self, layouts: Integers, widths: Integers, group: Integers, data: Bytes, starts: Integers) -> Integers:
+        """Return the shape id of each frame under its layout, -1 if there is none; widths, group: see `_ids`."""
         ids = np.empty(len(layouts), np.int64)
         masks, mask_starts = np.asarray(self._masks), np.asarray(self._mask_starts)[layouts]
-        present = int(np.bitwise_or.reduce(widths, initial=0))
-        for width in (1 << bit for bit in range(present.bit_length()) if present >> bit & 1):
-            some = np.flatnonzero(widths == width)
+        of_frames = widths[group]
+        for width in np.unique(widths).tolist():
+            some = np.flatnonzero(of_frames == width)
+            if not len(some):
+                continue
             keys = windows(data, starts[some], width)
             keys &= windows(masks, mask_starts[some], width)
             keys[:, -1] = layouts[some]
@@ -195,8 +202,10 @@ class _ShapeKeys:
         """Return the id of each key, -1 if unknown: the hash finds the candidate, a comparison of bytes confirms it."""
         indices = self._hashes.searchsorted(self._hash(keys))
         np.minimum(indices, len(self._ids) - 1, out=indices)
-        known = (self._keys.take(indices, axis=0) == keys).all(axis=1)
-        return np.where(known, self._ids.take(indices), _UNKNOWN)
+        ids = self._ids.take(indices)
+        different = np.flatnonzero(self._keys.take(indices, axis=0) != keys)  # few words: faster than rows
+        ids[different // keys.shape[1]] = _UNKNOWN
+        return ids
 
     def _hash(self, keys: Words) -> Words:
         # 32-bit halves: in a product modulo 2**64, the high bits of a whole word affect only the high bits of the hash.
@@ -211,10 +220,12 @@ def _fits(shape: Shape, data: bytes) -> bool:
 
 
 def _widths(lengths: Integers) -> Integers:
-    """Return the row width of each frame in bytes, a power of two.
+    """Return the row width of frames of each length in bytes, a power of two or three quarters of one.
 
     Frames of one width are looked up together. A row has space for the frame and one more word, the layout's number.
     """
-    _, exponents = np.frexp(np.maximum(lengths + WORD_BYTES, _LEAST_WIDTH) - 1)
-    widths: Integers = np.left_shift(1, exponents, dtype=np.int64)
+    least = np.maximum(lengths + WORD_BYTES, _LEAST_WIDTH)
+    _, exponents = np.frexp(least - 1)
+    powers = np.left_shift(1, exponents, dtype=np.int64)
+    widths: Integers = np.where(least <= powers // 4 * 3, powers // 4 * 3, powers)
     return widths
