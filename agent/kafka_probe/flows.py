@@ -30,7 +30,7 @@ _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
 _SESSION_SHAPE_BYTES = 256  # memory of the link between a shape of Fetch and its session
 _REFUSED_TOPIC_BYTES = 800  # memory per topic of which records were refused
-_BY_ARRAY = 128  # from so many frames on, array operations count latencies faster than Python does
+_COUNTED_AS_ARRAY = 128  # from so many frames on, array operations count latencies faster than Python does
 
 
 class Flows:
@@ -128,7 +128,7 @@ def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
 
 def _histogram(buckets: npt.NDArray[np.int64]) -> Mapping[int, int]:
     """Return how often each bucket occurs; buckets: at least one."""
-    if len(buckets) < _BY_ARRAY:
+    if len(buckets) < _COUNTED_AS_ARRAY:
         return Counter(buckets.tolist())
     least = buckets.min()
     times = np.bincount(buckets - least)

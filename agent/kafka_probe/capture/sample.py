@@ -112,9 +112,9 @@ Sample = npt.NDArray[Any]
 """One element of such an array."""
 
 
-def blocks(samples: Samples) -> npt.NDArray[np.void]:
-    """Return a view of samples without their fields: NumPy copies field by field, which takes five times as long."""
-    return samples.view(f"V{samples.itemsize}")
+def blocks(records: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+    """Return a view of records without their fields: NumPy copies field by field, which takes five times as long."""
+    return records.view(f"V{records.itemsize}")
 
 
 def sample_of(packed: bytes) -> Sample:

@@ -77,7 +77,7 @@ class FrameReader:
         return {"shapes_reset": self._table.resets}
 
     def read(self, samples: Samples) -> Iterator[Frames]:
-        """Yield the frames of a batch by shape; samples: (n,) of SAMPLE, all of kind FRAME."""
+        """Yield the frames of a batch by shape; samples: (n,) of SAMPLE, contiguous, all of kind FRAME."""
         for frames in self._read(samples):
             status = frames.shape.facts.status
             if status in _JUDGED:

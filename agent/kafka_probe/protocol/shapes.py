@@ -28,7 +28,7 @@ Matched = tuple[int, Shape, Integers, Integers]
 
 _LAYOUTS_PER_GROUP = 64
 _LENGTH_BITS = 24  # a frame has 65,536 samples at most
-_LENGTHS = (1 << _LENGTH_BITS) - 1
+_LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _LEAST_WIDTH = 32
 _ENTRY_BYTES = 512  # the table's own memory per shape, besides its key
 _COPIED_ALL_BIT = 1 << 32
@@ -87,7 +87,7 @@ class ShapeTable:
             self.start_anew(self._decode)
             self.resets += 1
         groups, group = np.unique(codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64), return_inverse=True)
-        widths = _widths((groups & np.uint64(_LENGTHS)).astype(np.int64))
+        widths = _widths((groups & np.uint64(_LENGTH_MASK)).astype(np.int64))
         missing_bytes = (starts + widths[group]).max(initial=0) - len(data)
         if missing_bytes > 0:  # each row is read in its whole width
             data = np.append(data, np.zeros(missing_bytes, np.uint8))
@@ -110,26 +110,26 @@ class ShapeTable:
         groups, widths: keys of the groups and the widths of their rows; group: the index of each frame's group, (n,).
         """
         ids = np.full(len(group), _UNKNOWN)
+        row_widths, present = widths[group], np.unique(widths).tolist()
         for layouts in zip_longest(*[self._groups.get(key, ()) for key in groups.tolist()], fillvalue=_UNKNOWN):
             layout = np.array(layouts)[group]
             rest = np.flatnonzero((ids == _UNKNOWN) & (layout != _UNKNOWN))
-            ids[rest] = self._find(layout[rest], widths, group[rest], data, starts[rest])
+            ids[rest] = self._find(layout[rest], data, starts[rest], row_widths[rest], present)
         new: dict[bytes, int] = {}
         for frame in np.flatnonzero(ids == _UNKNOWN).tolist():
-            key, width = int(groups[group[frame]]), int(widths[group[frame]])
-            content = data[starts[frame] :][: key & _LENGTHS].tobytes()
-            ids[frame] = self._see(key, content, width, new)
+            key = int(groups[group[frame]])
+            content = data[starts[frame] :][: key & _LENGTH_MASK].tobytes()
+            ids[frame] = self._see(key, content, int(row_widths[frame]), new)
         for width, some in groupby(sorted(new, key=len), len):
             self._known.setdefault(width, _ShapeKeys(width)).add({key: new[key] for key in some})
         return ids
 
-    def _find(self, layouts: Integers, widths: Integers, group: Integers, data: Bytes, starts: Integers) -> Integers:
-        """Return the shape id of each frame under its layout, -1 if there is none; widths, group: see `_ids`."""
+    def _find(self, layouts: Integers, data: Bytes, starts: Integers, widths: Integers, present: list[int]) -> Integers:
+        """Return the shape id of each frame under its layout, -1 if there is none; present: all row widths."""
         ids = np.empty(len(layouts), np.int64)
         masks, mask_starts = np.asarray(self._masks), np.asarray(self._mask_starts)[layouts]
-        of_frames = widths[group]
-        for width in np.unique(widths).tolist():
-            some = np.flatnonzero(of_frames == width)
+        for width in present:
+            some = np.flatnonzero(widths == width)
             if not len(some):
                 continue
             keys = windows(data, starts[some], width)
@@ -200,11 +200,15 @@ class _ShapeKeys:
 
     def find(self, keys: Words) -> Integers:
         """Return the id of each key, -1 if unknown: the hash finds the candidate, a comparison of bytes confirms it."""
-        indices = self._hashes.searchsorted(self._hash(keys))
+        ids, hashes = np.full(len(keys), _UNKNOWN), self._hash(keys)
+        indices = self._hashes.searchsorted(hashes)
         np.minimum(indices, len(self._ids) - 1, out=indices)
-        ids = self._ids.take(indices)
-        different = np.flatnonzero(self._keys.take(indices, axis=0) != keys)  # few words: faster than rows
-        ids[different // keys.shape[1]] = _UNKNOWN
+        same = np.flatnonzero(self._hashes.take(indices) == hashes)
+        indices = indices[same]
+        ids[same] = self._ids.take(indices)
+        # Words of other keys with the same hash are so few that to look for them is faster than to compare rows.
+        words = np.flatnonzero(self._keys.take(indices, axis=0) != keys.take(same, axis=0))
+        ids[same[words // keys.shape[1]]] = _UNKNOWN
         return ids
 
     def _hash(self, keys: Words) -> Words:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
+from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind
 from kafka_probe.connections.frame_reader import FrameReader, Frames
 from kafka_probe.connections.reassembly import Reassembler, portions
 from kafka_probe.protocol.api_keys import ApiKey
@@ -64,12 +64,45 @@ def test_portions_are_of_equal_size_and_have_all_samples_in_order(most_bytes: in
     assert np.concatenate(found)["correlation_id"].tolist() == [*range(20)]
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([*SampleKind]), st.booleans(), st.integers(0, 3), st.integers(0, DATA_BYTES))),
+    st.integers(1, 2000),
+)
+def test_a_portion_has_the_bytes_of_one_frame_too_many_at_most(
+    fields: list[tuple[SampleKind, bool, int, int]], most_bytes: int
+) -> None:
+    samples = np.zeros(1 + len(fields), SAMPLE)
+    samples["conn"] = range(len(samples))
+    for sample, (kind, more, part, size) in zip(samples, fields, strict=False):
+        sample["kind"], sample["flags"], sample["part"], sample["size"] = kind, more * Flag.MORE, part, size
+    found = list(portions(samples, most_bytes))
+    assert np.concatenate(found)["conn"].tolist() == [*range(len(samples))]
+    for portion in found:
+        ends = portion[(portion["kind"] == SampleKind.FRAME) & (portion["flags"] == 0)]
+        sizes = [part * DATA_BYTES + size for part, size in ends[["part", "size"]].tolist()]
+        assert len(portion)
+        assert sum(sizes) <= most_bytes + max(sizes, default=0)
+
+
 def test_a_frame_may_be_longer_than_a_sample_can_say() -> None:
     topics = [f"topic-{n:05}" for n in range(6_000)]
     samples = by_hand("Metadata", 1, {"Topics": [{"Name": topic} for topic in topics]})
     assert samples["size"].sum() > 0xFFFF
     (group,) = read(samples)
     assert [topic.name for topic in group.shape.facts.topics] == topics
+
+
+def test_frames_that_fill_their_sample_are_read_between_others_and_at_the_end() -> None:
+    every = [by_hand("Metadata", 1, {"Topics": [{"Name": "t" * length}]}) for length in range(1, DATA_BYTES)]
+    frames = [samples for samples in every if len(samples) == 1]
+    assert frames[-1]["size"].tolist() == [DATA_BYTES]
+    reader = FrameReader()
+    for batch in (stream(*frames), stream(*reversed(frames)), stream(*frames)):
+        groups = reader.read(batch)
+        names = [(group.index.tolist(), group.shape.facts.topics[0].name or "") for group in groups]
+        assert sorted((int(batch["size"][at]), len(name)) for index, name in names for at in index) == [
+            (samples["size"][0], length) for length, samples in enumerate(frames, 1)
+        ]
 
 
 def test_the_sample_of_a_joined_frame_is_its_first() -> None:

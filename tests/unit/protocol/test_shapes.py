@@ -181,6 +181,17 @@ def test_client_ids_share_a_layout_and_not_a_shape() -> None:
     assert [shape.facts.client_id for shape in shapes[:100]] == [f"c{n:02d}" for n in range(100)]
 
 
+def test_the_last_byte_of_a_frame_decides_at_each_width_of_rows() -> None:
+    table, code = ShapeTable(), code_of(False, HEARTBEAT, 0, True)
+    for length in range(20, 300):
+        client_id = b"c" * (length - 5)
+        head = len(client_id).to_bytes(2, "big") + client_id + b"\x00\x01"
+        frames = [(code, head + group) for group in (b"g", b"h", b"g")]
+        assert {len(data) for _, data in frames} == {length}
+        for _ in range(2):
+            assert_matched_as_decoded(table, frames)
+
+
 def swapped_record_sets() -> list[Frame]:
     """Return two frames of one length that agree under the first one's mask.
 
