@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.archived_ends import MOST_ENDS, EndIds, ends_by_ids
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.frame_conditions import FrameConditions
-from kafka_probe_console.period import Period, written
+from kafka_probe_console.period import Period, moved, written
 from kafka_probe_console.tables import OpenTables, Row, one_of
 
 SIDES = ("client", "server")
@@ -31,6 +32,7 @@ _ORDER = {
 }
 _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
 _SAMPLES_OF_LAST = 32  # of each of the last frames
+_FIRST_SPANS = (timedelta(minutes=30), timedelta(hours=4))
 ANY_ERROR = "any"
 _Flow = str | tuple[str, str]
 """A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""
@@ -161,8 +163,10 @@ def frames(
 def _frames(
     tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None, limit: int | None
 ) -> Iterator[CopiedFrame]:
-    where, values, only = _conditions(wanted, found)
     order = _ORDER[wanted.sort]
+    if limit is not None and not wanted.of_contents and wanted.sort == "time":
+        wanted = _shortened(tables, wanted, found, limit)
+    where, values, only = _conditions(wanted, found)
     if limit is None or wanted.of_contents:
         ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY {order}"
     else:
@@ -180,6 +184,28 @@ def _frames(
         values = [*values, *values, limit]
     rows = map(_sample, tables.rows(ask, values, only=only))
     yield from islice((one for one in joined(rows) if _matches(one, wanted)), limit)
+
+
+def _shortened(
+    tables: OpenTables, wanted: FrameConditions, found: Sequence[ConnectionEnd] | None, limit: int
+) -> FrameConditions:
+    """Return the conditions with a shorter period, if that has the first `limit` frames.
+
+    Where many frames match, they are mostly in the first of all files.
+    """
+    begin, end = wanted.period.begin, wanted.period.end
+    if begin is None:
+        return wanted
+    for span in _FIRST_SPANS:
+        last = moved(begin, 2 * span)  # twice the span: a later part of a frame may have a slightly later time
+        if end and last >= end:
+            break
+        where, values, only = _conditions(replace(wanted, period=Period(begin, moved(begin, span))), found)
+        ask = f"SELECT count(*) FROM (SELECT 1 FROM frames f WHERE {where} AND f.part = 0 LIMIT ?)"
+        ((number,),) = tables.rows(ask, [*values, limit], only=only)
+        if number == limit:
+            return replace(wanted, period=Period(begin, last))
+    return wanted
 
 
 def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame]:

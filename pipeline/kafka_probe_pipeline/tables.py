@@ -64,7 +64,7 @@ _SORTED_BY_FLOW = {
     "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
     "spark.databricks.io.skipping.mdc.addNoise": "false",
     # Readers leave out row groups by their range of flows. The default is the size of a whole file.
-    "parquet.block.size": str(2 << 20),
+    "parquet.block.size": str(4 << 20),
 }
 _LOG_KEPT = "interval 4 hours"
 _PROPERTIES = {

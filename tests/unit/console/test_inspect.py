@@ -10,6 +10,7 @@ import shutil
 import time
 from base64 import b64encode
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,44 @@ def test_what_frames_contain_is_read_only_of_connections_with_the_first_frames(
     damaged = with_damage(archive, tmp_path, "data")
     assert damaged.ids("--limit", "2") == [1, 1]
     assert "cannot be read" in str(damaged.inspect().exception)
+
+
+DAY = ("--from", "2026-01-05T00:00:00+00:00", "--until", "2026-01-06T00:00:00+00:00")
+MINUTES = (0, 20, 45, 10 * 60, 20 * 60)
+
+
+@pytest.fixture
+def day(archive: Archive, tmp_path: Path) -> Archive:
+    """Return an archive of requests at MINUTES of a day, each in a file of its own. Their ids count from 0."""
+    frames, opens = (DeltaTable(archive.path / name).to_pyarrow_table() for name in ("frames", "opens"))
+    dates = pa.array([date(2026, 1, 5)] * len(opens), pa.date32())
+    write_deltalake(tmp_path / "opens", opens.set_column(opens.schema.get_field_index("date"), "date", dates))
+    (row,) = [row for row in frames.to_pylist() if row["correlation_id"] == 1 and not row["flags"] & 1]
+    for number, minutes in reversed([*enumerate(MINUTES)]):
+        at = datetime(2026, 1, 5, tzinfo=UTC) + timedelta(minutes=minutes)
+        times = {"ts": at, "received_ts": at, "date": at.date(), "hour": at.hour}
+        table = pa.Table.from_pylist([{**row, **times, "correlation_id": number}], frames.schema)
+        write_deltalake(tmp_path / "frames", table, partition_by=["date", "hour"], mode="append")
+    return Archive(tmp_path, [])
+
+
+@pytest.mark.parametrize("limit", range(1, len(MINUTES) + 2))
+@pytest.mark.parametrize("condition", [(), ("--workload", "billing"), ("--api", "ApiVersions")])
+def test_the_first_frames_of_a_long_period_are_those_of_the_whole(
+    day: Archive, condition: tuple[str, ...], limit: int
+) -> None:
+    found = day.ids(*DAY, *condition, "--limit", str(limit))
+    assert found == [*range(len(MINUTES))][:limit]
+
+
+def test_files_after_the_first_frames_are_not_read(day: Archive) -> None:
+    for uri in DeltaTable(day.path / "frames").file_uris():
+        file = Path(uri.removeprefix("file://"))
+        if "hour=10" in uri or "hour=20" in uri:
+            file.write_bytes(b"\xff" * file.stat().st_size)
+    assert day.ids(*DAY, "--limit", "3") == [0, 1, 2]
+    for flags in ((*DAY, "--limit", "4"), (*DAY, "--limit", "3", "--sort", "bytes"), ("--limit", "3")):
+        assert "cannot be read" in str(day.inspect(*flags).exception)
 
 
 def test_files_on_disk_are_read_without_python(archive: Archive) -> None:
