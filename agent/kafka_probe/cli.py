@@ -93,7 +93,7 @@ def commands() -> None:
 
     Each setting of the agent, see `run --help`, can also be a variable (--ports is KAFKA_PROBE_PORTS) or a key of the
     file that --config names. Secrets have no flag, only a variable or a key: sasl_plain_password, ssl_password and
-    listen_token. KAFKA_PROBE_TABLES is --tables of the commands that read tables.
+    listen_token. KAFKA_PROBE_TABLES, or the key tables, is --tables of the commands that read tables.
     """
 
 

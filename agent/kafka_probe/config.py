@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 VARIABLE_PREFIX = "KAFKA_PROBE_"
+_TABLES = "tables"  # a setting of the commands that read the pipeline's tables
 MIB = 1 << 20
 LEAST_RECORDER_BYTES = 64 << 10
 LEAST_SEARCHED_BYTES = 8 * MIB  # the same if it is searched for exchanges: it keeps the batch just read, of 4 MiB
@@ -287,7 +288,7 @@ def other_variables() -> dict[str, str]:
 
     Raises `UsageError` for one that is almost the name of a setting.
     """
-    known = {variable_of(name) for name in (*Config.model_fields, "config", "tables")}  # tables: of commands
+    known = {variable_of(name) for name in (*Config.model_fields, "config", _TABLES)}
     return unknown_variables(os.environ, VARIABLE_PREFIX, known)
 
 
@@ -302,7 +303,7 @@ def load(
     """
     layers = (
         (defaults, str),
-        ({} if file is None else _read(file), lambda name: f"{name} in {file}"),
+        ({} if file is None else _settings(file), lambda name: f"{name} in {file}"),
         (_environment(), variable_of),
         ({name: value for name, value in flags.items() if value is not None}, flag_of),
     )
@@ -315,6 +316,17 @@ def load(
         return Config(**values)  # type: ignore[arg-type]  # validated here
     except ValidationError as error:
         raise UsageError("\n".join(_mistake(details, written) for details in error.errors())) from None
+
+
+def tables_of(file: Path) -> str | None:
+    """Return the place of the pipeline's tables in a configuration file. The agent ignores this setting.
+
+    Raises `UsageError`: the file cannot be read, or the setting is no text.
+    """
+    tables = _read(file).get(_TABLES)
+    if tables is None or isinstance(tables, str):
+        return tables
+    raise UsageError(f"{_TABLES} in {file}: must be a text.")
 
 
 def _plain(value: object) -> object:
@@ -335,6 +347,11 @@ def _environment() -> dict[str, object]:
         raise UsageError(f"{error}.") from None
 
 
+def _settings(file: Path) -> dict[str, object]:
+    """Return the agent's settings of a configuration file."""
+    return {name: value for name, value in _read(file).items() if name != _TABLES}
+
+
 def _read(file: Path) -> dict[str, object]:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -343,7 +360,7 @@ def _read(file: Path) -> dict[str, object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"The configuration file {file} is not valid TOML: {error}.") from None
     for name in values:
-        if name not in Config.model_fields:
+        if name not in Config.model_fields and name != _TABLES:
             near = difflib.get_close_matches(name, Config.model_fields, n=1)
             advice = f"did you mean {near[0]}?" if near else "`kafka-probe run --help` lists the settings."
             raise UsageError(f"Unknown key {name} in {file}: {advice}")

@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kafka_probe.config import tables_of
 from kafka_probe.errors import UsageError
 from kafka_probe.text import printable, printable_lines
 from kafka_probe_console.errors import NothingFoundError, TableError
@@ -28,13 +30,38 @@ if TYPE_CHECKING:
 
 _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
-tables_flag = click.option(
-    "--tables",
-    "location",
-    envvar="KAFKA_PROBE_TABLES",
-    metavar="URI",
-    help="the tables: --output of the pipeline",
-)
+
+def _use_file(context: click.Context, _: click.Parameter, file: Path | None) -> None:
+    """Use the setting `tables` of the file, which is read only if no flag or variable names the tables."""
+    if file:
+        context.default_map = {"location": partial(tables_of, file)}
+
+
+def tables_flag(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --tables, and --config, a file that may have it."""
+    for flag in (
+        click.option(
+            "--config",
+            envvar="KAFKA_PROBE_CONFIG",
+            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_use_file,
+            help="TOML file with the setting `tables`; --tables and the variable override it",
+        ),
+        click.option(
+            "--tables",
+            "location",
+            envvar="KAFKA_PROBE_TABLES",
+            metavar="URI",
+            help="the tables: --output of the pipeline",
+        ),
+    ):
+        command = flag(command)
+    return command
+
+
 internal_flag = click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
 _LATELY = timedelta(days=1)
 _OLD_S = 600
@@ -205,7 +232,10 @@ def tables_at(location: str | None) -> Iterator[OpenTables]:
         UsageError: the flag or the extra `console` is missing.
     """
     if not location:
-        raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
+        raise UsageError(
+            "Set --tables, KAFKA_PROBE_TABLES, or `tables` in the file of --config, to the --output of "
+            "`kafka-probe-pipeline run`."
+        )
     try:
         from kafka_probe_console.tables import opened
     except ImportError as error:

@@ -248,6 +248,11 @@ def test_a_broken_file_is_named_with_what_is_wrong(toml: Path, text: bytes, mess
         load({}, toml)
 
 
+def test_the_agent_ignores_where_the_tables_are(toml: Path) -> None:
+    toml.write_text("topic = 'events'\ntables = '/var/lib/tables'\n")
+    assert load({}, toml).topic == "events"
+
+
 def test_a_file_that_is_not_there_is_named(toml: Path) -> None:
     with pytest.raises(UsageError, match=rf"{toml} cannot be read: No such file"):
         load({}, toml)
