@@ -244,7 +244,8 @@ PAGES = (
         """
 A flag wins over a variable, a variable wins over the file, and the file wins over the default. `--config` or the
 variable `KAFKA_PROBE_CONFIG` names the file, which is TOML. `top`, `trace` and `follow` have the flags that concern
-capture, `check` has those that concern the brokers. [The guide for a host](../guide/host.md#settings) has an example.
+capture, `check` has those that concern the brokers. A key `tables` is for [the commands that read the pipeline's
+tables](../guide/answers.md); agents ignore it. [The guide for a host](../guide/host.md#settings) has an example.
 The flags of the pipeline are on [a page of their own](pipeline.md).
 """,
         setting_table(),

@@ -361,7 +361,7 @@ def _read(file: Path) -> dict[str, object]:
         raise UsageError(f"The configuration file {file} is not valid TOML: {error}.") from None
     for name in values:
         if name not in Config.model_fields and name != _TABLES:
-            near = difflib.get_close_matches(name, Config.model_fields, n=1)
+            near = difflib.get_close_matches(name, [*Config.model_fields, _TABLES], n=1)
             advice = f"did you mean {near[0]}?" if near else "`kafka-probe run --help` lists the settings."
             raise UsageError(f"Unknown key {name} in {file}: {advice}")
     return values

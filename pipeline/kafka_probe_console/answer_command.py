@@ -28,38 +28,42 @@ if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
     from kafka_probe_console.views import Answer, Details
 
+_FILE = "kafka_probe.config"
 _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def _use_file(context: click.Context, _: click.Parameter, file: Path | None) -> None:
     """Use the setting `tables` of the file, which is read only if no flag or variable names the tables."""
-    if file:
+    context.meta[_FILE] = file
+    if file and not context.resilient_parsing:
         context.default_map = {"location": partial(tables_of, file)}
 
 
-def tables_flag(command: Callable[..., None]) -> Callable[..., None]:
+def configuration_file() -> Path | None:
+    """Return the file that --config of the running command names."""
+    file: Path | None = click.get_current_context().meta[_FILE]
+    return file
+
+
+def tables_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Add --tables, and --config, a file that may have it."""
-    for flag in (
-        click.option(
-            "--config",
-            envvar="KAFKA_PROBE_CONFIG",
-            type=click.Path(dir_okay=False, path_type=Path),
-            metavar="FILE",
-            is_eager=True,
-            expose_value=False,
-            callback=_use_file,
-            help="TOML file with the setting `tables`; --tables and the variable override it",
-        ),
-        click.option(
-            "--tables",
-            "location",
-            envvar="KAFKA_PROBE_TABLES",
-            metavar="URI",
-            help="the tables: --output of the pipeline",
-        ),
-    ):
-        command = flag(command)
-    return command
+    command = click.option(
+        "--config",
+        envvar="KAFKA_PROBE_CONFIG",
+        type=click.Path(path_type=Path, readable=False),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_use_file,
+        help="the agent's TOML file; its key `tables` counts unless --tables or KAFKA_PROBE_TABLES is set",
+    )(command)
+    return click.option(
+        "--tables",
+        "location",
+        envvar="KAFKA_PROBE_TABLES",
+        metavar="URI",
+        help="the tables: --output of the pipeline",
+    )(command)
 
 
 internal_flag = click.option("--internal", is_flag=True, help="also kafka-probe's own clients")
@@ -97,7 +101,7 @@ def prints_view(
         click.option("--since", metavar="AGE", help=f"only since then, such as 15m, 2h or 7d [default: {since}]"),
         click.option("--at", metavar="TIME", help=f"a time, such as 14:03: {at_help}"),
     )
-    return lambda view_of: _with_flags(_command(view_of, since, at), (tables_flag, *of_period, *_FLAGS))
+    return lambda view_of: _with_flags(_command(view_of, since, at), (tables_flags, *of_period, *_FLAGS))
 
 
 def _with_flags(command: Callable[..., None], flags: Sequence[_Option]) -> Callable[..., None]:
@@ -226,10 +230,10 @@ def _require_utf8(values: Iterable[object]) -> None:
 
 @contextmanager
 def tables_at(location: str | None) -> Iterator[OpenTables]:
-    """Yield the tables that the flag --tables names.
+    """Yield the tables at a place.
 
     Raises:
-        UsageError: the flag or the extra `console` is missing.
+        UsageError: none is given, or the extra `console` is missing.
     """
     if not location:
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.archived_ends import MOST_ENDS, EndIds, ends_by_ids
 from kafka_probe_console.errors import NothingFoundError, TableError
 from kafka_probe_console.frame_conditions import FrameConditions
-from kafka_probe_console.period import Period, moved, written
+from kafka_probe_console.period import Period, written
 from kafka_probe_console.tables import OpenTables, Row, one_of
 
 SIDES = ("client", "server")
@@ -193,18 +193,18 @@ def _shortened(
 
     Where many frames match, they are mostly in the first of all files.
     """
-    begin, end = wanted.period.begin, wanted.period.end
+    begin, end = wanted.period.begin, wanted.period.end or datetime.now(UTC)
     if begin is None:
         return wanted
     for span in _FIRST_SPANS:
-        last = moved(begin, 2 * span)  # twice the span: a later part of a frame may have a slightly later time
-        if end and last >= end:
+        if end - begin <= 2 * span:
             break
-        where, values, only = _conditions(replace(wanted, period=Period(begin, moved(begin, span))), found)
+        where, values, only = _conditions(replace(wanted, period=Period(begin, begin + span)), found)
         ask = f"SELECT count(*) FROM (SELECT 1 FROM frames f WHERE {where} AND f.part = 0 LIMIT ?)"
         ((number,),) = tables.rows(ask, [*values, limit], only=only)
         if number == limit:
-            return replace(wanted, period=Period(begin, last))
+            # Twice the span: a later part of a frame may have a slightly later time.
+            return replace(wanted, period=Period(begin, begin + 2 * span))
     return wanted
 
 

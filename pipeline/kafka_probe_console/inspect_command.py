@@ -14,7 +14,7 @@ from kafka_probe.conversations.capture_flags import capture_flags, capture_outpu
 from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import KafkaProbeError, UsageError
 from kafka_probe.text import as_json, printable
-from kafka_probe_console.answer_command import tables_at, tables_flag
+from kafka_probe_console.answer_command import tables_at, tables_flags
 from kafka_probe_console.period import period
 from kafka_probe_console.printing import write_csv
 from kafka_probe_console.waiting import Waiting
@@ -28,7 +28,7 @@ Examples:
   kafka-probe inspect --tables s3://lake/kafka-probe --address 10.57.2.2:39282 --conversation
 """
 )
-@tables_flag
+@tables_flags
 @click.option("--since", metavar="AGE", help="only frames since then, such as 15m, 2h or 7d")
 @click.option("--from", "begin", metavar="TIME", help="only frames from then on: an age, a time of day or ISO 8601")
 @click.option("--until", "end", metavar="TIME", help="only frames before then: an age, a time of day or ISO 8601")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.answer_command import configuration_file, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.period import Period
 from kafka_probe_console.traffic import KNOWN_TOPICS, bounded, topic_traffic
@@ -39,14 +38,8 @@ Examples:
 """
 )
 @click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="brokers of the cluster, which name its topics")
-@click.option(
-    "--config",
-    "settings",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file with the agent's settings, such as sasl_mechanism",
-)
 @prints_view(since="30d")
-def unused(tables: OpenTables, period: Period, bootstrap_servers: str | None, settings: Path | None) -> AnswerView:
+def unused(tables: OpenTables, period: Period, bootstrap_servers: str | None) -> AnswerView:
     """Print the topics that nobody reads, or nobody uses.
 
     The brokers are asked which topics exist. `unread`: somebody wrote to it. `copied`: only MirrorMaker or Kafka
@@ -55,7 +48,7 @@ def unused(tables: OpenTables, period: Period, bootstrap_servers: str | None, se
     """
     from kafka_probe_console.cluster_topics import cluster_of
 
-    return topics_without_reader(tables, period, cluster_of(bootstrap_servers, settings))
+    return topics_without_reader(tables, period, cluster_of(bootstrap_servers, configuration_file()))
 
 
 def topics_without_reader(tables: OpenTables, period: Period, cluster: Cluster) -> AnswerView:

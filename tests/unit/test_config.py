@@ -237,6 +237,7 @@ def test_a_bad_value_names_its_key_and_file_and_every_mistake_is_reported(toml: 
     ("text", "message"),
     [
         (b"topik = 'x'", r"Unknown key topik in .*: did you mean topic\?"),
+        (b"tabels = 'x'", r"Unknown key tabels in .*: did you mean tables\?"),
         (b"zzz = 1", r"Unknown key zzz in .*: `kafka-probe run --help` lists"),
         (b"topic = x", r"is not valid TOML: .*line 1"),
         (b"topic = '\xff'", r"is not valid TOML"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from kafka_probe.cli import commands
@@ -337,13 +338,19 @@ def test_a_configuration_file_says_where_the_tables_are(
     monkeypatch.setenv("KAFKA_PROBE_TABLES", nowhere)
     with pytest.raises(KafkaProbeError, match=f"no table agents in {nowhere}"):
         rows()
+    for unreadable in (tmp_path, tmp_path / "missing"):
+        assert rows("--config", str(unreadable), "--tables", str(tables.path)) == expected
     monkeypatch.delenv("KAFKA_PROBE_TABLES")
+    with pytest.raises(KafkaProbeError, match=f"{tmp_path} cannot be read: Is a directory"):
+        rows("--config", str(tmp_path))
     file.write_text("tables = 1\n")
     with pytest.raises(KafkaProbeError, match=f"tables in {file}: must be a text"):
         rows()
     file.write_text("topik = 'x'\n")
     with pytest.raises(KafkaProbeError, match="Unknown key topik"):
         rows()
+    completed = ShellComplete(agents, {}, "kafka-probe agents", "_COMPLETE").get_completions([], "--si")
+    assert [item.value for item in completed] == ["--since"]
     assert rows("--tables", str(tables.path)) == expected
 
 

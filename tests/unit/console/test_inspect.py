@@ -23,6 +23,7 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from pyarrow.fs import LocalFileSystem
 
 import kafka_probe
+from kafka_probe.capture.sample import Flag
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol import archive_compatibility
@@ -352,18 +353,24 @@ DAY = ("--from", "2026-01-05T00:00:00+00:00", "--until", "2026-01-06T00:00:00+00
 MINUTES = (0, 20, 45, 10 * 60, 20 * 60)
 
 
+def write_request(archive: Archive, path: Path, at: timedelta, **of: object) -> None:
+    """Add a file with a request of the archive at that time of the day."""
+    frames = DeltaTable(archive.path / "frames").to_pyarrow_table()
+    (row,) = [row for row in frames.to_pylist() if row["correlation_id"] == 1 and not row["flags"] & 1]
+    ts = datetime(2026, 1, 5, tzinfo=UTC) + at
+    times = {"ts": ts, "received_ts": ts, "date": ts.date(), "hour": ts.hour}
+    table = pa.Table.from_pylist([{**row, **times, **of}], frames.schema)
+    write_deltalake(path / "frames", table, partition_by=["date", "hour"], mode="append")
+
+
 @pytest.fixture
 def day(archive: Archive, tmp_path: Path) -> Archive:
     """Return an archive of requests at MINUTES of a day, each in a file of its own. Their ids count from 0."""
-    frames, opens = (DeltaTable(archive.path / name).to_pyarrow_table() for name in ("frames", "opens"))
+    opens = DeltaTable(archive.path / "opens").to_pyarrow_table()
     dates = pa.array([date(2026, 1, 5)] * len(opens), pa.date32())
     write_deltalake(tmp_path / "opens", opens.set_column(opens.schema.get_field_index("date"), "date", dates))
-    (row,) = [row for row in frames.to_pylist() if row["correlation_id"] == 1 and not row["flags"] & 1]
     for number, minutes in reversed([*enumerate(MINUTES)]):
-        at = datetime(2026, 1, 5, tzinfo=UTC) + timedelta(minutes=minutes)
-        times = {"ts": at, "received_ts": at, "date": at.date(), "hour": at.hour}
-        table = pa.Table.from_pylist([{**row, **times, "correlation_id": number}], frames.schema)
-        write_deltalake(tmp_path / "frames", table, partition_by=["date", "hour"], mode="append")
+        write_request(archive, tmp_path, timedelta(minutes=minutes), correlation_id=number)
     return Archive(tmp_path, [])
 
 
@@ -374,6 +381,21 @@ def test_the_first_frames_of_a_long_period_are_those_of_the_whole(
 ) -> None:
     found = day.ids(*DAY, *condition, "--limit", str(limit))
     assert found == [*range(len(MINUTES))][:limit]
+
+
+def test_frames_after_the_end_of_a_short_period_are_not_found(day: Archive) -> None:
+    assert day.ids(*DAY[:2], "--until", "2026-01-05T00:10:00+00:00", "--limit", "2") == [0]
+    assert day.ids(*DAY[:2], "--limit", "9") == [*range(len(MINUTES))]
+    assert "No frame matches" in str(day.inspect("--from", "9999-12-30T20:00:00+00:00").exception)
+
+
+def test_a_part_of_a_frame_with_a_slightly_later_time_is_read(archive: Archive, tmp_path: Path) -> None:
+    shutil.copytree(archive.path / "opens", tmp_path / "opens")
+    for part, flags in enumerate((int(Flag.MORE), 0)):
+        write_request(archive, tmp_path, timedelta(minutes=30, microseconds=part - 1), part=part, flags=flags)
+    found = Archive(tmp_path, []).inspect(*DAY, "--limit", "1").output
+    assert found
+    assert "missing" not in found
 
 
 def test_files_after_the_first_frames_are_not_read(day: Archive) -> None:

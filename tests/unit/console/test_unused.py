@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe_console.cluster_topics import Cluster, ClusterTopic
@@ -208,6 +209,18 @@ def test_without_reports_of_agents_no_broker_is_watched(tmp_path: Path, tables: 
     assert found[7].problem == (
         "the broker at no-such-host.invalid:9092 has no address on this machine: run the command where clients run"
     )
+
+
+def test_the_configuration_file_has_the_brokers_and_their_settings(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kafka-probe.toml"
+    file.write_text(f"bootstrap_servers = ['127.0.0.1:{free_port()}']\ntables = '{tables}'\n")
+    with pytest.raises(StartError, match="did not name their topics"):
+        asked(unused, tables, "--config", str(file))
+    monkeypatch.setenv("KAFKA_PROBE_CONFIG", str(file))
+    with pytest.raises(StartError, match="did not name their topics"):
+        CliRunner().invoke(unused, [], catch_exceptions=False)
 
 
 def test_brokers_that_do_not_answer_and_missing_ones_are_errors(tables: Path) -> None:
