@@ -32,7 +32,7 @@ _ORDER = {
 }
 _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
 _SAMPLES_OF_LAST = 32  # of each of the last frames
-_FIRST_SPANS = (timedelta(minutes=30), timedelta(hours=4))
+_FIRST_SPANS = (timedelta(minutes=30), timedelta(hours=4))  # of a period, in which the first frames are looked for
 ANY_ERROR = "any"
 _Flow = str | tuple[str, str]
 """A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""

@@ -32,6 +32,8 @@ SAMPLE = np.dtype(
     ]
 )
 
+DATA_AT = SAMPLE.itemsize - DATA_BYTES  # the data is the last field
+
 # A sample in a perf buffer: PERF_RECORD_SAMPLE with its time (CLOCK_MONOTONIC, ns) and the sample as padded raw data.
 PERF_SAMPLE = np.dtype(
     [

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, Samples
+from kafka_probe.capture.sample import DATA_AT, SAMPLE, Flag, Samples
 from kafka_probe.connections import reassembly
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.decoder import Readers
@@ -27,7 +27,6 @@ LOSSES = {
     "frame_truncated": "frames that ended early, or of which too little was copied: counted, but topics may be missing",
     "frame_malformed": "frames that violate Kafka's definition: counted, but fields after the violation are missing",
 }
-_HEADER_BYTES = SAMPLE.itemsize - DATA_BYTES  # of a sample, before its data
 _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malformed"}
 
 
@@ -100,7 +99,7 @@ class FrameReader:
         alone = (samples["part"] == 0) & (samples["flags"] & Flag.MORE == 0)
         index = np.flatnonzero(alone)
         codes, lengths = _codes(samples)[index], samples["size"][index].astype(np.int64)
-        starts = index * SAMPLE.itemsize + _HEADER_BYTES
+        starts = index * SAMPLE.itemsize + DATA_AT
         yield from self._match(samples, index, codes, samples.view(np.uint8), starts, lengths)
         if len(index) < len(samples):
             joined = self._reassembler.join(samples.take(np.flatnonzero(~alone)))

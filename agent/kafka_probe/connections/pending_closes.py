@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Self
 
-from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample, Samples, sample_of
+from kafka_probe.capture.sample import CLOSE_DATA, DATA_AT, Flag, Sample, Samples, sample_of
 from kafka_probe.connections.close_reason import JUST_NS, closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
 SETTLED_NS = 1_000_000_000
-_DATA_AT = SAMPLE.fields["data"][1]  # type: ignore[index]  # it has fields
-_NO_RESPONSE_AT = CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # the same
+_NO_RESPONSE_AT = CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # it has fields
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
 _LISTENERS, _ADDRESSES = 256, 4  # most ports of processes with closed listeners, and addresses of each: 1 MiB
 
@@ -61,7 +60,7 @@ class PendingClose:
         broker that stops closes it as well. The client's end cannot know that; the server's end does once the close is
         settled.
         """
-        if not self.packed[_DATA_AT + _NO_RESPONSE_AT]:
+        if not self.packed[DATA_AT + _NO_RESPONSE_AT]:
             return None
         close, server_side = read_close(self.sample), self.connection.identity.server_side
         by_broker = close["closed_by"] == ("local" if server_side else "peer") and close["how"] in ("fin", "rst_sent")

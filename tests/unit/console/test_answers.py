@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from kafka_probe.cli import commands
@@ -310,48 +309,6 @@ def test_nodes_that_were_not_watched_are_named_where_nothing_matches(tmp_path: P
     with pytest.raises(KafkaProbeError) as watched:
         asked(storms, tmp_path, "--from", "28m", "--until", "25m", "--filter", "id = none")
     assert "watched" not in str(watched.value)
-
-
-def test_a_missing_table_and_a_missing_flag_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"There is no table agents in .*: set --tables to the --output of"):
-        Tables(tmp_path).run(agents)
-    with pytest.raises(KafkaProbeError, match="Set --tables, KAFKA_PROBE_TABLES, or `tables` in"):
-        CliRunner().invoke(agents, [], catch_exceptions=False)
-
-
-def test_a_configuration_file_says_where_the_tables_are(
-    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, nowhere = tmp_path / "kafka-probe.toml", str(tmp_path / "nothing")
-
-    def rows(*flags: str) -> str:
-        return CliRunner().invoke(agents, [*flags, "--json"], catch_exceptions=False).stdout
-
-    expected = rows("--tables", str(tables.path))
-    assert expected
-    file.write_text(f"ports = [9092]\ntables = '{tables.path}'\n")
-    assert rows("--config", str(file)) == expected
-    monkeypatch.setenv("KAFKA_PROBE_CONFIG", str(file))
-    assert rows() == expected
-    with pytest.raises(KafkaProbeError, match=f"no table agents in {nowhere}"):
-        rows("--tables", nowhere)
-    monkeypatch.setenv("KAFKA_PROBE_TABLES", nowhere)
-    with pytest.raises(KafkaProbeError, match=f"no table agents in {nowhere}"):
-        rows()
-    for unreadable in (tmp_path, tmp_path / "missing"):
-        assert rows("--config", str(unreadable), "--tables", str(tables.path)) == expected
-    monkeypatch.delenv("KAFKA_PROBE_TABLES")
-    with pytest.raises(KafkaProbeError, match=f"{tmp_path} cannot be read: Is a directory"):
-        rows("--config", str(tmp_path))
-    file.write_text("tables = 1\n")
-    with pytest.raises(KafkaProbeError, match=f"tables in {file}: must be a text"):
-        rows()
-    file.write_text("topik = 'x'\n")
-    with pytest.raises(KafkaProbeError, match="Unknown key topik"):
-        rows()
-    completed = ShellComplete(agents, {}, "kafka-probe agents", "_COMPLETE").get_completions([], "--si")
-    assert [item.value for item in completed] == ["--since"]
-    assert rows("--tables", str(tables.path)) == expected
 
 
 def test_documented_commands_find_rows(tables: Tables) -> None:

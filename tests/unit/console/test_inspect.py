@@ -6,106 +6,31 @@ import csv
 import json
 import re
 import shlex
-import shutil
 import time
 from base64 import b64encode
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
-from deltalake import DeltaTable, WriterProperties, write_deltalake
-from pyarrow.fs import LocalFileSystem
+from click.testing import CliRunner
 
 import kafka_probe
-from kafka_probe.capture.sample import Flag
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol import archive_compatibility
-from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe_console import waiting
 from kafka_probe_console.inspect_command import inspect
-from kafka_probe_console.tables import opened as opened_tables
 from scripts import archive_rules
 from tests.builders import tables as builder
-from tests.builders.fed_agent import SECOND_NS, Fed
+from tests.builders.fed_agent import Fed
 from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
-from tests.builders.samples import Samples, closed, gone, opened, request, response, stream
+from tests.builders.samples import opened
 from tests.builders.tables import write_tables
+from tests.lab.archived import API_VERSIONS, METADATA, Archive, exchange
 
-API_VERSIONS, METADATA, HEARTBEAT, PRODUCE = (
-    ApiKey.API_VERSIONS,
-    ApiKey.METADATA,
-    ApiKey.HEARTBEAT,
-    ApiKey.PRODUCE,
-)
-NAT = {"local": "192.0.2.9:41000", "peer": "192.0.2.1:9092"}
 ROOT = Path(__file__).parents[3]
-HOSTILE = "=1+1\x1b[31m[/x]"
-
-
-def exchange(
-    correlation_id: int, api_key: int, version: int, conn: int = 1, *, at_s: float, took_us: int = 1500
-) -> Samples:
-    asked = request(api_key, version, conn, frame_bytes=60)
-    answered = response(api_key, version, conn, latency_us=took_us, frame_bytes=300)
-    asked["ts_ns"], answered["ts_ns"] = at_s * SECOND_NS, at_s * SECOND_NS + took_us * 1000
-    samples = stream(asked, answered)
-    samples["correlation_id"] = correlation_id
-    return samples
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """Tables in a directory, and the events that they have."""
-
-    path: Path
-    events: list[dict[str, Any]]
-
-    def inspect(self, *flags: str) -> Result:
-        result = CliRunner().invoke(inspect, ["--tables", str(self.path), *flags])
-        if result.exception and not isinstance(result.exception, SystemExit | KafkaProbeError):
-            raise result.exception
-        return result
-
-    def rows(self, *flags: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.inspect("--json", *flags).output.splitlines()]
-
-    def ids(self, *flags: str) -> list[int]:
-        return [row["correlation_id"] for row in self.rows(*flags)]
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
-    """Return the archive of three connections, of which one was reset and one has a hostile client id."""
-    fed = Fed(archive={"archive": "all"})
-    fed.see(opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2, handshake_us=400))
-    fed.see(exchange(1, API_VERSIONS, 3, at_s=10), exchange(2, METADATA, 12, at_s=11, took_us=250_000))
-    fed.see(exchange(3, HEARTBEAT, 4, at_s=45), request(PRODUCE, 9, correlation_id=4, ts_ns=50 * SECOND_NS))
-    fed.see(opened(2, server_side=True, local=("10.0.0.1", 9092), peer=("10.9.9.9", 555), rx_base=5, tx_base=6))
-    fed.see(exchange(9, METADATA, 1, conn=2, at_s=20), opened(3, rx_base=8, tx_base=9))
-    fed.see(request(METADATA, 1, 3, client_id=HOSTILE, correlation_id=30, ts_ns=30 * SECOND_NS))
-    fed.see(
-        closed(1, ts_ns=80 * SECOND_NS, error=104, first_state=7, closing_ns=80 * SECOND_NS, sent_ns=50 * SECOND_NS),
-        gone(1),
-    )
-    fed.report()
-    events = [
-        {**event, **({"nat": NAT} if event["kind"] == "open" and event["conn_id"] == f"{1:016x}" else {})}
-        for event in fed.events()
-        if event["kind"] in ("open", "close")
-    ]
-    (flow_id,) = {event["flow_id"] for event in events if event["conn_id"] == f"{1:016x}"}
-    path = tmp_path_factory.mktemp("tables")
-    verdict = {"flow_id": flow_id, "cause": "middlebox_reset", "evidence": "neither end sent the reset"}
-    write_tables(path, events, fed.archive_sink.events, [verdict])
-    return Archive(path, events)
 
 
 def test_all_frames_are_found_in_the_order_of_time(archive: Archive) -> None:
@@ -313,105 +238,6 @@ def test_more_frames_than_are_read_at_once_are_found_with_their_ends(tmp_path: P
     assert len(large.ids("--limit", "2000")) == 1400
     assert large.ids("--topic", TOPIC, "--limit", "3") == [0, 1, 2]  # requests of one time
     assert "#699" in large.inspect("--topic", TOPIC, "--conversation").output
-
-
-def with_damage(archive: Archive, path: Path, *columns: str) -> Archive:
-    """Return a copy with frames in row groups of one row. These columns are damaged, except for connection 1."""
-    for name in ("opens", "closes"):
-        shutil.copytree(archive.path / name, path / name)
-    frames = DeltaTable(archive.path / "frames").to_pyarrow_table().sort_by("flow_id")
-    write_deltalake(path / "frames", frames, writer_properties=WriterProperties(max_row_group_size=1))
-    (uri,) = DeltaTable(path / "frames").file_uris()
-    file = Path(uri.removeprefix("file://"))
-    content, groups = bytearray(file.read_bytes()), pq.read_metadata(file)
-    (first_flow,) = {row["flow_id"] for row in archive.rows("--workload", "billing")}
-    for group in map(groups.row_group, range(groups.num_row_groups)):
-        chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
-        if chunks["flow_id"].statistics.min != first_flow:
-            for chunk in map(chunks.__getitem__, columns):
-                begin = chunk.dictionary_page_offset or chunk.data_page_offset
-                content[begin : begin + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
-    file.write_bytes(content)
-    return Archive(path, [])
-
-
-def test_parts_of_files_that_have_none_of_the_connections_are_not_read(archive: Archive, tmp_path: Path) -> None:
-    damaged = with_damage(archive, tmp_path, "flow_id")
-    assert damaged.ids("--workload", "billing") == archive.ids("--workload", "billing")
-    assert "cannot be read" in str(damaged.inspect().exception)
-
-
-def test_what_frames_contain_is_read_only_of_connections_with_the_first_frames(
-    archive: Archive, tmp_path: Path
-) -> None:
-    damaged = with_damage(archive, tmp_path, "data")
-    assert damaged.ids("--limit", "2") == [1, 1]
-    assert "cannot be read" in str(damaged.inspect().exception)
-
-
-DAY = ("--from", "2026-01-05T00:00:00+00:00", "--until", "2026-01-06T00:00:00+00:00")
-MINUTES = (0, 20, 45, 10 * 60, 20 * 60)
-
-
-def write_request(archive: Archive, path: Path, at: timedelta, **of: object) -> None:
-    """Add a file with a request of the archive at that time of the day."""
-    frames = DeltaTable(archive.path / "frames").to_pyarrow_table()
-    (row,) = [row for row in frames.to_pylist() if row["correlation_id"] == 1 and not row["flags"] & 1]
-    ts = datetime(2026, 1, 5, tzinfo=UTC) + at
-    times = {"ts": ts, "received_ts": ts, "date": ts.date(), "hour": ts.hour}
-    table = pa.Table.from_pylist([{**row, **times, **of}], frames.schema)
-    write_deltalake(path / "frames", table, partition_by=["date", "hour"], mode="append")
-
-
-@pytest.fixture
-def day(archive: Archive, tmp_path: Path) -> Archive:
-    """Return an archive of requests at MINUTES of a day, each in a file of its own. Their ids count from 0."""
-    opens = DeltaTable(archive.path / "opens").to_pyarrow_table()
-    dates = pa.array([date(2026, 1, 5)] * len(opens), pa.date32())
-    write_deltalake(tmp_path / "opens", opens.set_column(opens.schema.get_field_index("date"), "date", dates))
-    for number, minutes in reversed([*enumerate(MINUTES)]):
-        write_request(archive, tmp_path, timedelta(minutes=minutes), correlation_id=number)
-    return Archive(tmp_path, [])
-
-
-@pytest.mark.parametrize("limit", range(1, len(MINUTES) + 2))
-@pytest.mark.parametrize("condition", [(), ("--workload", "billing"), ("--api", "ApiVersions")])
-def test_the_first_frames_of_a_long_period_are_those_of_the_whole(
-    day: Archive, condition: tuple[str, ...], limit: int
-) -> None:
-    found = day.ids(*DAY, *condition, "--limit", str(limit))
-    assert found == [*range(len(MINUTES))][:limit]
-
-
-def test_frames_after_the_end_of_a_short_period_are_not_found(day: Archive) -> None:
-    assert day.ids(*DAY[:2], "--until", "2026-01-05T00:10:00+00:00", "--limit", "2") == [0]
-    assert day.ids(*DAY[:2], "--limit", "9") == [*range(len(MINUTES))]
-    assert "No frame matches" in str(day.inspect("--from", "9999-12-30T20:00:00+00:00").exception)
-
-
-def test_a_part_of_a_frame_with_a_slightly_later_time_is_read(archive: Archive, tmp_path: Path) -> None:
-    shutil.copytree(archive.path / "opens", tmp_path / "opens")
-    for part, flags in enumerate((int(Flag.MORE), 0)):
-        write_request(archive, tmp_path, timedelta(minutes=30, microseconds=part - 1), part=part, flags=flags)
-    found = Archive(tmp_path, []).inspect(*DAY, "--limit", "1").output
-    assert found
-    assert "missing" not in found
-
-
-def test_files_after_the_first_frames_are_not_read(day: Archive) -> None:
-    for uri in DeltaTable(day.path / "frames").file_uris():
-        file = Path(uri.removeprefix("file://"))
-        if "hour=10" in uri or "hour=20" in uri:
-            file.write_bytes(b"\xff" * file.stat().st_size)
-    assert day.ids(*DAY, "--limit", "3") == [0, 1, 2]
-    for flags in ((*DAY, "--limit", "4"), (*DAY, "--limit", "3", "--sort", "bytes"), ("--limit", "3")):
-        assert "cannot be read" in str(day.inspect(*flags).exception)
-
-
-def test_files_on_disk_are_read_without_python(archive: Archive) -> None:
-    with opened_tables(str(archive.path)) as tables:
-        tables.require("frames")
-        assert isinstance(tables._data["frames"].filesystem.base_fs, LocalFileSystem)
 
 
 def test_tables_of_a_release_without_names_of_containers_are_read(
