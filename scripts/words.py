@@ -19,7 +19,7 @@ from pathlib import Path
 REFUSED = re.compile(
     r"\b(told|tells?|said|says|heard|whoever|what waits|rooms?|house|no word of its own)\b", re.IGNORECASE
 )
-FRAGMENT = re.compile(r"(Its|Not|By|Also|As|Until|Of|Whether|What|Where|Who)\b")
+FRAGMENT = re.compile(r"(Its|Not|By|Also|As|Until|Of|Whether|What|Where|Who|How)\b")
 FIRST_SENTENCE_WORDS = 20
 _QUOTED = re.compile(r"`[^`]*`")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\n")

@@ -178,7 +178,7 @@ class FollowSink(StdoutSink):
                 waiting.end = _end_of(facts, waiting.first)
 
     def _write_interval(self, *, over: bool = False) -> bool:
-        """Queue what was seen of connections; return True if that was anything. over: no interval follows."""
+        """Queue the interval's output; return True if there is any. over: no interval follows."""
         until_s, shown = time.thread_time() + RENDER_S, False
         for conn_id, waiting in sorted(self._followed.items(), key=lambda item: item[1].since_ns):
             if over:

@@ -51,10 +51,10 @@ class Output(Protocol):
         """Take the open of any connection."""
 
     def connection(self, followed: Followed) -> Iterator[bytes]:
-        """Yield what is to be written of a connection in this interval. It is forgotten if it is over."""
+        """Yield the output of a connection for this interval. A connection that is over is forgotten."""
 
     def end_interval(self) -> Iterator[bytes]:
-        """Yield what belongs to no connection, after those of an interval."""
+        """Yield the output that belongs to no connection, after that of the connections."""
 
     def forget(self, conn_id: str | None) -> int:
         """Drop the state of a connection; return how many of its frames were not written."""

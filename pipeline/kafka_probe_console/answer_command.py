@@ -233,7 +233,7 @@ def tables_at(location: str | None) -> Iterator[OpenTables]:
     """Yield the tables at a place.
 
     Raises:
-        UsageError: none is given, or the extra `console` is missing.
+        UsageError: `location` is empty, or the extra `console` is missing.
     """
     if not location:
         raise UsageError(

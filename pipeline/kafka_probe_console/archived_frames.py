@@ -32,7 +32,7 @@ _ORDER = {
 }
 _ORDER_OF_ENDS = {"time": "min(f.ts)", "latency": "max(f.latency_us) DESC", "bytes": "max(f.frame_bytes) DESC"}
 _SAMPLES_OF_LAST = 32  # of each of the last frames
-_FIRST_SPANS = (timedelta(minutes=30), timedelta(hours=4))  # of a period, in which the first frames are looked for
+_FIRST_SPANS = (timedelta(minutes=30), timedelta(hours=4))  # the beginning of a long period, which is searched first
 ANY_ERROR = "any"
 _Flow = str | tuple[str, str]
 """A connection: its flow_id; if it is not known, agent_id and conn_id of an end."""
@@ -197,7 +197,7 @@ def _shortened(
     if begin is None:
         return wanted
     for span in _FIRST_SPANS:
-        if end - begin <= 2 * span:
+        if end - begin < 3 * span:  # too little is left out
             break
         where, values, only = _conditions(replace(wanted, period=Period(begin, begin + span)), found)
         ask = f"SELECT count(*) FROM (SELECT 1 FROM frames f WHERE {where} AND f.part = 0 LIMIT ?)"

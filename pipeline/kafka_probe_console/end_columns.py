@@ -21,7 +21,7 @@ ENDED = "least(ts, judged_ts)"
 No close is newer than Kafka's time of its verdict, so that a wrong or forged clock cannot move it to the future.
 """
 KNOWN_VERDICTS = "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM verdicts"
-"""How many verdicts the tables have, and from when to when."""
+"""SQL of the number of verdicts in the tables, and of their first and last times."""
 ADDRESSES = """
     coalesce(client.local, of_server.peer) AS client_address, coalesce(server.peer, of_client.local) AS seen_as,
     coalesce(server.local, of_client.peer, client.peer) AS broker,

@@ -83,8 +83,8 @@ class OpenTables:
         """
         if not self.add(name):
             raise TableError(
-                f"There is no table {name} in {self._location}: set --tables to the --output of "
-                "`kafka-probe-pipeline run`."
+                f"There is no table {name} in {self._location}: set --tables, or `tables` in the file of --config, "
+                "to the --output of `kafka-probe-pipeline run`."
             )
 
     def columns(self, name: str) -> set[str]:

@@ -44,7 +44,8 @@ def unused(tables: OpenTables, period: Period, bootstrap_servers: str | None) ->
 
     The brokers are asked which topics exist. `unread`: somebody wrote to it. `copied`: only MirrorMaker or Kafka
     Connect read it. `unused`: nobody wrote or read. `not known`: agents do not see all clients of the brokers that have
-    its partitions.
+    its partitions. The file of --config may also have the brokers and their security settings, such as
+    `sasl_mechanism`.
     """
     from kafka_probe_console.cluster_topics import cluster_of
 

@@ -138,7 +138,7 @@ def _reports(tables: OpenTables, period: Period) -> dict[str, _Reports]:
 
 
 def _encrypted(tables: OpenTables, period: Period) -> set[str]:
-    """Return the nodes with connections of clients of which agents do not see what they do."""
+    """Return the nodes with connections of clients that agents cannot decode."""
     nodes = set[str]()
     where, values = within("received_ts", period)
     for table in TIMES:

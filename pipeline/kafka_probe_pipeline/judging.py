@@ -38,7 +38,7 @@ class Judge:
     def end(
         self, side: Side, known: Mapping[str, Any] | None, agent: AgentProgress | None, reset_us: int | None
     ) -> End:
-        """Return an end of a connection, without the silences of what else its process closed."""
+        """Return an end of a connection, without the silences of other connections that its process closed."""
         return End(side, known, agent, reset_us, (0, 0), self.now_us, self.limits)
 
     def verdict(self, client: End, server: End) -> dict[str, Any] | None:

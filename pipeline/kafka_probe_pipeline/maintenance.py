@@ -60,7 +60,7 @@ class Maintenance:
             wait_s = interval_s
 
     def run(self, now: datetime) -> None:
-        """Maintain all tables once. What fails is logged, and does not hold up the rest."""
+        """Maintain all tables once. If one fails, log that and continue with the others."""
         today = now.date()
         for name in TABLES:
             table = Table(self._spark, self._config, name)

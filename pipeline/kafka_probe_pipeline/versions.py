@@ -77,7 +77,7 @@ class Versions:
             require_types(path, self.spark.read.parquet(path).schema, self.schema)
 
     def remove_old(self) -> None:
-        """Remove what is older than the newest versions, also what killed attempts left."""
+        """Remove all but the newest versions, and older files of killed attempts."""
         if kept := sorted(self._directories())[-KEPT:]:
             marks = [(int(name.removeprefix(_BATCH).split(".")[0]), name) for name in self._names(f"{_BATCH}*.*")]
             files = [(int(name.split("-")[1]), name) for name in self._names(f"{_FILES}[0-9]*")]

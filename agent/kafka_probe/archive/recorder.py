@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind, Samples, blocks
+from kafka_probe.capture.sample import DATA_AT, DATA_BYTES, SAMPLE, Flag, SampleKind, Samples, blocks
 from kafka_probe.protocol.measures import Integers
 
 LOSSES = {
@@ -154,7 +154,7 @@ class Recorder:
         for at, (stream, conn, size, part) in enumerate(zip(streams, conns, sizes, parts, strict=True)):
             if part < _KEPT_PARTS and self._is_needed(conn):
                 start = at * SAMPLE.itemsize
-                sample = bytes(packed[start : start + _HEADER.itemsize + size])
+                sample = bytes(packed[start : start + DATA_AT + size])
                 begun = self._drop(stream)
                 self._kept[stream] = begun + sample if part and begun[_TCP_SEQ] == sample[_TCP_SEQ] else sample
                 self._kept_bytes += len(self._kept[stream]) + _KEPT_BYTES
@@ -233,7 +233,7 @@ def _unpacked(kept: Iterator[bytes]) -> Samples:
         at = 0
         while at < len(packed):
             header = np.frombuffer(packed, _HEADER, 1, at)[0]
-            end = at + _HEADER.itemsize + int(header["size"])
+            end = at + DATA_AT + int(header["size"])
             padded += packed[at:end] + bytes(DATA_BYTES - int(header["size"]))
             at = end
     samples: Samples = np.frombuffer(padded, SAMPLE)

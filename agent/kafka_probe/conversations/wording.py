@@ -45,7 +45,7 @@ def words(frame: CopiedFrame, *, verbose: bool = False) -> str:
 
 
 def with_contents(title: str, contents: str) -> str:
-    """Return a title with what follows it, if anything does."""
+    """Return a title, followed by the contents if there are any."""
     return f"{title}: {contents}" if contents else title
 
 

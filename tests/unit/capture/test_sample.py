@@ -74,6 +74,8 @@ def test_a_slot_fills_the_ring_evenly() -> None:
     assert sample.SLOT.itemsize == 256
     assert sample.OPEN_DATA.itemsize <= sample.DATA_BYTES
     assert sample.CLOSE_DATA.itemsize <= sample.DATA_BYTES
+    assert sample.SAMPLE.fields
+    assert sample.SAMPLE.fields["data"][1] == sample.DATA_AT
 
 
 def test_constants_agree() -> None:

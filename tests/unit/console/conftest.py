@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.archived import Archive, write_archive
+from tests.unit.console.archived import Archive, write_archive
 
 
 @pytest.fixture(scope="package")

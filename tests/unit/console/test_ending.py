@@ -1,4 +1,4 @@
-"""How commands that read tables end: their process, and their questions on Ctrl-C."""
+"""Commands that read tables end: their process, and their questions on Ctrl-C."""
 
 from __future__ import annotations
 

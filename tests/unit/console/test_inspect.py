@@ -28,7 +28,7 @@ from tests.builders.fed_agent import Fed
 from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
 from tests.builders.samples import opened
 from tests.builders.tables import write_tables
-from tests.lab.archived import API_VERSIONS, METADATA, Archive, exchange
+from tests.unit.console.archived import API_VERSIONS, METADATA, Archive, exchange
 
 ROOT = Path(__file__).parents[3]
 

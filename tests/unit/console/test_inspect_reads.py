@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,8 +15,9 @@ from deltalake import DeltaTable, WriterProperties, write_deltalake
 from pyarrow.fs import LocalFileSystem
 
 from kafka_probe.capture.sample import Flag
+from kafka_probe_console.tables import OpenTables, Row
 from kafka_probe_console.tables import opened as opened_tables
-from tests.lab.archived import Archive
+from tests.unit.console.archived import Archive
 
 DAY = ("--from", "2026-01-05T00:00:00+00:00", "--until", "2026-01-06T00:00:00+00:00")
 MINUTES = (0, 20, 45, 10 * 60, 20 * 60)
@@ -88,6 +91,22 @@ def test_frames_after_the_end_of_a_short_period_are_not_found(day: Archive) -> N
     assert day.ids(*DAY[:2], "--until", "2026-01-05T00:10:00+00:00", "--limit", "2") == [0]
     assert day.ids(*DAY[:2], "--limit", "9") == [*range(len(MINUTES))]
     assert "No frame matches" in str(day.inspect("--from", "9999-12-30T20:00:00+00:00").exception)
+
+
+@pytest.mark.parametrize(("since", "counts"), [("1h", 0), ("90m", 1), ("8h", 1), ("12h", 2)])
+def test_frames_are_counted_first_if_that_may_leave_out_most_of_a_period(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, since: str, counts: int
+) -> None:
+    asked: list[str] = []
+    rows = OpenTables.rows
+
+    def noted(self: OpenTables, sql: str, *given: Any, **flags: Any) -> Iterator[Row]:
+        asked.append(sql)
+        return rows(self, sql, *given, **flags)
+
+    monkeypatch.setattr(OpenTables, "rows", noted)
+    archive.inspect("--since", since)
+    assert sum("SELECT count(*) FROM (SELECT 1 FROM frames" in sql for sql in asked) == counts
 
 
 def test_a_part_of_a_frame_with_a_slightly_later_time_is_read(archive: Archive, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the commands know where the tables are: a flag, a variable, or the configuration file."""
+"""The place of the tables: of a flag, a variable and the configuration file, the first that is set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 def test_a_missing_table_and_a_missing_flag_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(KafkaProbeError, match=r"There is no table agents in .*: set --tables to the --output of"):
+    with pytest.raises(KafkaProbeError, match=r"There is no table agents in .*: set --tables, or `tables` in the file"):
         asked(agents, tmp_path)
     with pytest.raises(KafkaProbeError, match="Set --tables, KAFKA_PROBE_TABLES, or `tables` in"):
         CliRunner().invoke(agents, [], catch_exceptions=False)

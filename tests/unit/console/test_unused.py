@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaConnectionError
 
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe_console import cluster_topics
 from kafka_probe_console.cluster_topics import Cluster, ClusterTopic
 from kafka_probe_console.period import Period
 from kafka_probe_console.tables import opened
@@ -221,6 +224,25 @@ def test_the_configuration_file_has_the_brokers_and_their_settings(
     monkeypatch.setenv("KAFKA_PROBE_CONFIG", str(file))
     with pytest.raises(StartError, match="did not name their topics"):
         CliRunner().invoke(unused, [], catch_exceptions=False)
+
+
+def test_the_security_settings_of_the_file_are_used(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kafka-probe.toml"
+    settings = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_plain_username": "console"}
+    lines = (f"{name} = '{value}'" for name, value in settings.items())
+    file.write_text("\n".join(("bootstrap_servers = ['kafka-1:9093']", "sasl_plain_password = 'x'", *lines)))
+    used: dict[str, object] = {}
+
+    def refused(**given: object) -> KafkaAdminClient:
+        used.update(given)
+        raise KafkaConnectionError
+
+    monkeypatch.setattr(cluster_topics, "KafkaAdminClient", refused)
+    with pytest.raises(StartError, match="kafka-1:9093 did not name their topics"):
+        asked(unused, tables, "--config", str(file))
+    assert {name: used[name] for name in settings} == settings
 
 
 def test_brokers_that_do_not_answer_and_missing_ones_are_errors(tables: Path) -> None:
