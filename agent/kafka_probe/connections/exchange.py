@@ -45,6 +45,7 @@ _WAITING_BYTES = 512  # memory of a waiting request besides its shape
 _MeasureName = Literal["offset", "high_watermark", "records", "batches", "bytes", "producer_id"]
 _MEASURED: dict[MeasureKind, _MeasureName] = {
     MeasureKind.OFFSET: "offset",
+    MeasureKind.FETCH_OFFSET: "offset",
     MeasureKind.HIGH_WATERMARK: "high_watermark",
     MeasureKind.RECORDS: "records",
     MeasureKind.BATCHES: "batches",

@@ -99,7 +99,9 @@ class MeasureKind(Enum):
     BATCH_LAST_OFFSET = "last offset of the records"  # of the last batch that was read
     BATCH_PRODUCER_ID = "batch producer id"  # of the first batch of magic 2, -1 for none
     BATCH_PRODUCER_EPOCH = "batch producer epoch"
-    OFFSET = "offset"  # requested (Fetch), committed (OffsetCommit, OffsetFetch) or returned (Produce, ListOffsets)
+    OFFSET = "offset"  # committed (OffsetCommit, OffsetFetch) or returned (Produce, ListOffsets)
+    FETCH_OFFSET = "fetch offset"  # requested (Fetch): apart from OFFSET, so that it need not be read with it
+    TIMESTAMP = "timestamp"  # of ListOffsets: that of a record, or a negative number with a meaning, as -1: the end
     HIGH_WATERMARK = "high watermark"
     LOW_WATERMARK = "low watermark"
     LAST_STABLE_OFFSET = "last stable offset"

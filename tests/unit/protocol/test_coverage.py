@@ -44,7 +44,7 @@ def test_strings_that_stay_in_the_kernel_are_not_among_those_that_leave() -> Non
 
 def test_the_table_says_what_is_kept(table: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     fetch = table[1]
-    assert {"topic names", "topic ids", "session id", "isolation level", "offset"} <= set(fetch["request_facts"])
+    assert {"topic names", "topic ids", "session id", "isolation level", "fetch offset"} <= set(fetch["request_facts"])
     assert {"errors", "high watermark", "throttle time"} <= set(fetch["response_facts"])
     coverage.main([])
     assert capsys.readouterr().out.count("\n") == 2 * len(table)
