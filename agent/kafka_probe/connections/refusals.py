@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -159,10 +160,14 @@ def _row_bytes(columns: int) -> int:
     return _ROW_BYTES + 8 * columns
 
 
-def _keys(frames: Frames) -> Keys:
-    """Return a number for each connection and correlation id, (n,).
+def exchange_keys(conns: npt.NDArray[Any], correlation_ids: npt.NDArray[Any]) -> Keys:
+    """Return a number for each connection, by the kernel's id, and correlation id: (n,), (n,) to (n,).
 
     Numbers of two connections are equal by chance, once in 2^31 pairs of connections.
     """
-    keys: Keys = frames.column("conn").astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return keys ^ frames.column("correlation_id").astype(np.int64).astype(np.uint64)
+    keys: Keys = conns.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return keys ^ correlation_ids.astype(np.int64).astype(np.uint64)
+
+
+def _keys(frames: Frames) -> Keys:
+    return exchange_keys(frames.column("conn"), frames.column("correlation_id"))

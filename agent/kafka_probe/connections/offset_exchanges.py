@@ -1,0 +1,186 @@
+"""Keeps the newest exchanges that contain offsets, one for each connection and shapes of request and response.
+
+Of a batch, only the last request of each connection and shape is paired with its response, and of commits the last few,
+so that frames cost a share of a few array operations. A request whose response is not in its batch waits for a later
+one. Nothing is evaluated here, see offset_facts.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kafka_probe.connections.frame_reader import Frames
+from kafka_probe.connections.frames_by_connection import FramesByConnection, Key
+from kafka_probe.connections.offset_facts import PAIRED, Exchanged, OneFrame, gives_ends
+from kafka_probe.connections.refusals import exchange_keys
+from kafka_probe.peer_limits import Shares
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.protocol.facts import shape_bytes
+
+OFFSET_LIMIT = "offset_limit"
+_COMMITS = 8  # most commits of each connection and shape in a batch that are paired: the last may be refused
+_WAIT_NS = 60_000_000_000  # a response that comes later is not paired
+
+Counts = Callable[[Key], bool]
+"""Returns True if the counts of the interval hold a shape, so that it takes no memory here."""
+
+
+class OffsetExchanges:
+    """The newest exchanges since `take`, in two thirds of `limit_bytes`, and in the rest the requests that wait.
+
+    losses: counts requests that do not fit as `offset_limit`.
+    """
+
+    def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
+        self._newest_limit_bytes = limit_bytes * 2 // 3
+        self._waiting_limit_bytes = limit_bytes - self._newest_limit_bytes
+        self._losses = losses
+        self._newest: dict[tuple[Key, int | None], Exchanged] = {}  # by the shapes of both
+        self._newest_bytes = 0
+        self._waiting: OrderedDict[Key, OneFrame] = OrderedDict()  # the oldest first
+        self._waiting_bytes = 0
+        self._freed_bytes = 0
+        self._shares = Shares(self._waiting_limit_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the memory of exchanges and requests in bytes."""
+        return self._newest_bytes + self._waiting_bytes
+
+    @property
+    def full(self) -> bool:
+        """Return True if the caller should call `take` now."""
+        return self._newest_bytes > self._newest_limit_bytes
+
+    def see(self, batch: Sequence[FramesByConnection], counts: Counts) -> None:
+        """Keep the newest exchanges of a batch."""
+        requests: list[OneFrame] = []
+        responses: list[Frames] = []
+        for grouped in batch:
+            frames = grouped.frames
+            facts = frames.shape.facts
+            if facts.api_key == ApiKey.FETCH and gives_ends(frames.shape):
+                for response in _last(grouped):
+                    self._keep(Exchanged(None, response), counts)
+            elif facts.api_key in PAIRED and facts.response:
+                responses.append(frames)
+            elif facts.api_key in PAIRED and not (facts.api_key == ApiKey.PRODUCE and facts.acks == 0):
+                requests += _last(grouped, _COMMITS if facts.api_key == ApiKey.OFFSET_COMMIT else 1)
+        if not (requests or (responses and self._waiting)):
+            return
+        waiting = len(self._waiting)
+        # Those that wait come first: if both are answered, the newer exchange is kept.
+        requests = [*self._waiting.values(), *requests]
+        found = _responses(requests, responses)
+        for at, request in enumerate(requests):
+            if answered := found.get(at):
+                self._keep(Exchanged(request, answered), counts)
+                if at < waiting:
+                    self._drop(request.key)
+            elif at >= waiting:
+                self._wait(request)
+
+    def take(self, now_ns: int | None = None) -> list[Exchanged]:
+        """Return the newest exchanges since the last call; forget requests that have waited too long by `now_ns`."""
+        newest, self._newest, self._newest_bytes = self._newest, {}, 0
+        if now_ns is not None:
+            for key, request in [*self._waiting.items()]:
+                if now_ns - request.ts_ns > _WAIT_NS:
+                    self._drop(key)
+        return list(newest.values())
+
+    def _keep(self, exchanged: Exchanged, counts: Counts) -> None:
+        request, response = exchanged
+        # A response with an error has another shape: it does not replace one without.
+        key = response.key, request.key[1] if request else None
+        known = self._newest.get(key)
+        if known is None:
+            self._newest_bytes += sum(
+                frame.held_bytes + (0 if counts(frame.key) else shape_bytes(frame.shape))
+                for frame in exchanged
+                if frame
+            )
+        elif known.response.ts_ns > response.ts_ns:
+            return
+        self._newest[key] = exchanged
+
+    def _wait(self, request: OneFrame) -> None:
+        if request.key in self._waiting:
+            self._drop(request.key)
+        size, peer = _waiting_bytes(request), request.connection.sharing_peer
+        fits = size <= self._waiting_limit_bytes
+        if not (fits and self._shares.take(peer, size, self._waiting_bytes, self._freed_bytes)):
+            self._losses[OFFSET_LIMIT] += 1
+            return
+        self._waiting[request.key] = request
+        self._waiting_bytes += size
+        while self._waiting_bytes > self._waiting_limit_bytes:
+            self._losses[OFFSET_LIMIT] += 1
+            self._drop(next(iter(self._waiting)))
+
+    def _drop(self, key: Key) -> None:
+        size = _waiting_bytes(self._waiting.pop(key))
+        self._waiting_bytes -= size
+        self._freed_bytes += size
+
+
+def _waiting_bytes(request: OneFrame) -> int:
+    """Return the memory of a request with its shape, which the reader and the counts may drop before."""
+    return request.held_bytes + shape_bytes(request.shape)
+
+
+def _last(grouped: FramesByConnection, most: int = 1) -> list[OneFrame]:
+    """Return the last frame, or frames, of each known connection, without kafka-probe's own connections.
+
+    Each has a copy of its values, so that it does not keep those of others.
+    """
+    runs = [
+        (key, connection, place)
+        for key, connection, start, end in grouped.runs
+        if connection
+        for place in range(max(start, end - most), end)
+    ]
+    if not runs:
+        return []
+    frames = grouped.frames
+    rows = grouped.order[[place for _, _, place in runs]]
+    index = frames.index[rows]
+    ids, times = (frames.batch[name][index].tolist() for name in ("correlation_id", "ts_ns"))
+    shape = frames.shape
+    last = zip(runs, frames.values[rows], ids, times, strict=True)
+    return [
+        OneFrame(key, connection, shape, values.copy(), correlation_id, ts_ns)
+        for (key, connection, _), values, correlation_id, ts_ns in last
+        if not connection.internal
+    ]
+
+
+def _responses(requests: list[OneFrame], responses: list[Frames]) -> dict[int, OneFrame]:
+    """Return the response of each request that has one among these, by the request's place in the list."""
+    conns, ids = [request.key[0] for request in requests], [request.correlation_id for request in requests]
+    keys = exchange_keys(np.array(conns, np.uint64), np.array(ids))
+    order = keys.argsort(kind="stable")
+    keys = keys[order]
+    found: dict[int, OneFrame] = {}
+    for frames in responses:
+        answered = exchange_keys(frames.column("conn"), frames.column("correlation_id"))
+        places = keys.searchsorted(answered, side="right") - 1  # of equal keys, that of the newest request
+        rows = np.flatnonzero(keys[places] == answered)
+        if not len(rows):
+            continue
+        index = frames.index[rows]
+        columns = (frames.batch[name][index].tolist() for name in ("conn", "correlation_id", "ts_ns"))
+        shape, api_key = frames.shape, frames.shape.facts.api_key
+        for at, values, conn, correlation_id, ts_ns in zip(
+            order[places[rows]].tolist(), frames.values[rows], *columns, strict=True
+        ):
+            request = requests[at]
+            # Different connections may have the same key, and a client may use a correlation id again.
+            same = (conn, correlation_id, api_key) == (conns[at], ids[at], request.shape.facts.api_key)
+            if same and ts_ns >= request.ts_ns:
+                key = conn, frames.number
+                found[at] = OneFrame(key, request.connection, shape, values.copy(), correlation_id, ts_ns)
+    return found
