@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kafka_probe import config, events, flow_events, flow_sums, load_shedding, sending, server, workloads
 from kafka_probe.archive import archive
 from kafka_probe.capture import programs
-from kafka_probe.connections import exchange, frame_reader, refused_produces, topic_names, tracker
+from kafka_probe.connections import exchange, frame_reader, offsets, refused_produces, topic_names, tracker
 from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
@@ -48,6 +48,7 @@ WHEN = {
     "close": "when an end of a connection is closed, a second later",
     "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",
+    "offsets": "once per interval in which offsets changed, for each 1,000 of them",
     "agent": "once per interval, after all others",
     "frames": "in the topic of frames: with `--archive`, and when a connection ends abnormally",
 }
@@ -152,6 +153,7 @@ def loss_texts() -> dict[str, str]:
         flow_events,
         load_shedding,
         topic_names,
+        offsets,
         exchange,
         archive,
         server,

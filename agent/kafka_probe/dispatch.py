@@ -1,4 +1,4 @@
-"""Passes frames to the modules that need them: counts, facts of connections, and fetch sessions."""
+"""Passes frames to the modules that need them: counts, facts of connections, offsets, and fetch sessions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming
 from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.frames_by_connection import FramesByConnection, Key
+from kafka_probe.connections.offsets import Offsets
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -28,6 +29,7 @@ class Dispatcher:
         names: TopicNames,
         brokers: BrokerFiles,
         produces: RefusedProduces,
+        offsets: Offsets,
         flows: Flows,
         flow_events: FlowEvents,
     ) -> None:
@@ -35,6 +37,7 @@ class Dispatcher:
         self._names = names
         self._brokers = brokers
         self._produces = produces
+        self._offsets = offsets
         self._flows = flows
         self._flow_events = flow_events
         self._namings: dict[Key, tuple[Connection, Naming | None]] = {}  # of the counted shapes of Fetch
@@ -52,6 +55,7 @@ class Dispatcher:
         self._produces.see(grouped, closing)
         for of_shape in grouped:
             self._flows.add(of_shape, self._produces.by_responses(of_shape.frames))
+        self._offsets.see(grouped, self._flows.counts)
         self._follow_sessions(of_shape for of_shape in grouped if of_shape.frames.shape.facts.api_key in FETCHES)
 
     def report(

@@ -38,7 +38,7 @@ KERNEL_CONNECTION_BYTES = 1204  # an entry of `conns` and its bucket, 1/8 of one
 BORROWED_BYTES = 256  # budget that counts of an interval may borrow from each free slot of a connection
 CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
 
-# Shares of the memory for tables, in percent. The rest is for fragmentation.
+# Shares of the memory for tables, in percent. Sizes per item are rounded up, which leaves some for fragmentation.
 _SHARES = {
     "connections": 66,
     "counts": 6,
@@ -53,6 +53,7 @@ _SHARES = {
     "unfinished": 2,
     "exchanges": 2,
     "open_counts": 1,
+    "offsets": 1,
 }
 # Bytes per item, of tables that are bounded by their number of items; the other bounds are in bytes.
 _ITEM_BYTES = {
@@ -78,6 +79,7 @@ class Bounds:
     clients_bytes: int  # clients that the HTTP server shows, with their topics
     unfinished_bytes: int  # frames of which samples are still missing
     exchanges_bytes: int  # requests that wait for their response
+    offsets_bytes: int  # ends of partitions and positions of groups, and exchanges that contain them
     open_counts: int  # counts of open connections, by owner and network
 
     @classmethod
@@ -101,6 +103,7 @@ class Bounds:
             clients_bytes=share("clients"),
             unfinished_bytes=share("unfinished"),
             exchanges_bytes=share("exchanges"),
+            offsets_bytes=share("offsets"),
             open_counts=share("open_counts"),
         )
 
@@ -149,7 +152,8 @@ def bounds_of(config: Config, *, archives: bool = True) -> Bounds:
 def event_bytes(event: Mapping[str, Any]) -> int:
     """Return the approximate memory of an event, rounded up, without its texts, which other objects share."""
     counts = sum(len(event.get(name) or ()) for name in ("errors", "latency", "latency_empty"))
-    return 2048 + 1280 * len(event.get("topics") or ()) + 128 * counts
+    offsets = sum(len(event.get(name) or ()) for name in ("partition_ends", "group_positions"))
+    return 2048 + 1280 * len(event.get("topics") or ()) + 128 * counts + 640 * offsets
 
 
 def _mib(size_bytes: int) -> str:

@@ -11,10 +11,12 @@ import numpy as np
 from kafka_probe.archive.archive import Archive
 from kafka_probe.capture.sample import SampleKind, Samples
 from kafka_probe.config import Config
+from kafka_probe.connections import offset_facts
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import MEASURED, Exchanges
 from kafka_probe.connections.frame_reader import FrameReader
+from kafka_probe.connections.offsets import Offsets
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
@@ -28,6 +30,8 @@ from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
 from kafka_probe.setting_types import ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
+
+_MEASURED = (*SUMMED, *offset_facts.MEASURED)  # without `--requests`
 
 
 class Portion(NamedTuple):
@@ -59,13 +63,14 @@ class Processor:
         nat = Conntrack() if config.conntrack else None
         self.tracker = Tracker(resolver, nat, bounds, config.open_interval_s)
         self.produces = RefusedProduces(bounds)
+        self.offsets = Offsets(self.names, bounds.offsets_bytes)
         self.flows = Flows(self.tracker.free, bounds)
         self.flow_events = FlowEvents(self.names)
         self.dispatcher = Dispatcher(
-            self.tracker, self.names, self._brokers, self.produces, self.flows, self.flow_events
+            self.tracker, self.names, self._brokers, self.produces, self.offsets, self.flows, self.flow_events
         )
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
-        self.reader = FrameReader(SUMMED, bounds)
+        self.reader = FrameReader(_MEASURED, bounds)
         self._archive = Archive(config, self.tracker, self.names) if archives else None
         self._frames: list[Iterable[FramesEvent]] = []
         self.exchanges = Exchanges(self.tracker, self.names, bounds.exchanges_bytes, internal=internal_requests)
@@ -167,6 +172,7 @@ class Processor:
             self.reader,
             self.tracker,
             self.produces,
+            self.offsets,
             self.flows,
             self.flow_events,
             self.load_shedding,
@@ -184,4 +190,4 @@ class Processor:
         """Pair all requests, or only those of administration: pairing costs more than counting frames."""
         if (pair_all := self.load_shedding.requests) != self.exchanges.pairs_all:
             self.exchanges.pair_all(pair_all=pair_all)
-            self.reader.set_measures((*SUMMED, *MEASURED) if pair_all else SUMMED)
+            self.reader.set_measures((*_MEASURED, *MEASURED) if pair_all else _MEASURED)

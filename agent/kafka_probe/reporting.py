@@ -71,11 +71,11 @@ class Reporter:
         """End the interval, hand on what is queued, and return an iterator that sends the interval's events in parts.
 
         Resets, opens, flows and closes have `limit_s`, which begins with the first part; at least some closes are sent
-        in any case. The order is: resets; opens; topic names; flows; repeated opens; closes, which contain the sums of
-        the flows; and the `agent` event, after the sinks got all of these, so that its losses and `complete_until` are
-        true. The latter is before the first close or reset that is left to the next report. Losses and costs are those
-        of the moment when it is sent, opens and resets those until the first part; all else is of the interval. Times
-        are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval.
+        in any case. The order is: resets; opens; topic names; offsets; flows; repeated opens; closes, which contain the
+        sums of the flows; and the `agent` event, after the sinks got all of these, so that its losses and
+        `complete_until` are true. The latter is before the first close or reset that is left to the next report. Losses
+        and costs are those of the moment when it is sent, opens and resets those until the first part; all else is of
+        the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval.
         settled_ns: closes up to this time are settled, see pending_closes.py.
         """
         processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()
@@ -87,6 +87,7 @@ class Reporter:
         processor.adapt(self._cpu_share())
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
         repeated = tracker.repeat(settled_ns, clock)
+        offsets = processor.offsets.report(now_ns, interval.until_us, clock)
         topics = list(_named_topics(processor.names.report(), interval))
         counts = _ConnectionCounts(len(tracker), tracker.open_now(), tracker.other())
 
@@ -96,7 +97,7 @@ class Reporter:
             self._complete_until_ns = max(self._complete_until_ns, tracker.sent_until(settled_ns))
             yield self._agent_event(interval, counts, clock)
 
-        events = chain[Event | None](opens, topics, flows, repeated, closes)
+        events = chain[Event | None](opens, topics, offsets, flows, repeated, closes)
         return chain(self._sender.parts(events), self._sender.parts(last()))
 
     def losses(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.fetch_sessions import FetchSession
 from kafka_probe.connections.frame_reader import FrameReader
+from kafka_probe.connections.offsets import Offsets
 from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -54,7 +55,10 @@ class Watched:
         self.flows = Flows(self.tracker.free, flow_bounds)
         self.flow_events = FlowEvents(names)
         brokers = BrokerFiles(names, RESOLVER)
-        self.dispatcher = Dispatcher(self.tracker, names, brokers, self.produces, self.flows, self.flow_events)
+        self.offsets = Offsets(names)
+        self.dispatcher = Dispatcher(
+            self.tracker, names, brokers, self.produces, self.offsets, self.flows, self.flow_events
+        )
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
 

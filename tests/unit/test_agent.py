@@ -55,6 +55,21 @@ def test_an_interval_is_reported_as_open_topics_flow_close_and_agent() -> None:
     assert [event["kind"] for event in fed.events()] == ["open", "topics", "flow", "close", "agent"]
 
 
+@pytest.mark.parametrize("requests", ["off", "all"])
+def test_offsets_are_reported_before_flows(requests: str) -> None:
+    fed = Fed(requests)
+    asked = [{"Name": TOPIC, "Partitions": [{"PartitionIndex": 4, "CommittedOffset": 77}]}]
+    answered = [{"Name": TOPIC, "Partitions": [{"PartitionIndex": 4}]}]
+    commit = by_hand("OffsetCommit", 7, {"GroupId": GROUP, "Topics": asked})
+    fed.see(opened(), commit, by_hand("OffsetCommit", 7, {"Topics": answered}, answer=True))
+    fed.report()
+    (reported,) = fed.events("offsets")
+    (position,) = reported["group_positions"]
+    assert (position["group"], position["topic"], position["offset"]) == (GROUP, TOPIC, 77)
+    kinds = [event["kind"] for event in fed.events()]
+    assert kinds.index("offsets") < kinds.index("flow")
+
+
 def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> None:
     fed = Fed("all")
     fed.see(opened(1), request(METADATA, 12, 1), ended(1), opened(2), request(METADATA, 12, 2))

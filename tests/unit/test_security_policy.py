@@ -11,7 +11,7 @@ from kafka_probe import flow_events, loop, text
 from kafka_probe.archive import recorder
 from kafka_probe.capture import compiler, perfbuf
 from kafka_probe.config import Config
-from kafka_probe.connections import activity, conntrack, exchange, open_counts, pending_closes, tracker
+from kafka_probe.connections import activity, conntrack, exchange, offsets, open_counts, pending_closes, tracker
 from kafka_probe.memory import (
     ARCHIVE_WAITING_BYTES,
     BORROWED_BYTES,
@@ -112,6 +112,8 @@ MEMORY = (
     f"Names of topic ids {mib(DEFAULT.topic_names_bytes)} MiB. Shapes of frames {mib(DEFAULT.shapes_bytes)} MiB",
     f"unfinished frames {mib(DEFAULT.unfinished_bytes)} MiB",
     f"requests that wait for their response {mib(DEFAULT.exchanges_bytes)} MiB",
+    f"Ends of partitions and positions of groups {mib(DEFAULT.offsets_bytes)} MiB",
+    f"{offsets.MOST_ROWS:,} that are sent in an interval",
     f"Processes that own connections {mib(DEFAULT.workloads_bytes)} MiB",
     f"- {DEFAULT.open_counts:,} counts of open connections",
     f"at most {2 * open_counts.MAX_COUNTS} and {open_counts.MAX_BYTES >> 10} KiB of JSON",
@@ -174,6 +176,7 @@ MEASURED = (
     "a connection with one topic some 850 bytes",
     "some 2,700 with command lines of 500 characters",
     "some 850 of eight topics",
+    "some 5,000 partitions",
     ", in 1 MiB.",
     "an RSA key of 4,096 bits some 40 per second",
 )

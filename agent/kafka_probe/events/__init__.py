@@ -36,6 +36,7 @@ from kafka_probe.events.lifecycle import (
     RepeatedFacts,
     ResetEvent,
 )
+from kafka_probe.events.offsets import GroupPosition, OffsetsEvent, PartitionEnd
 from kafka_probe.events.request import RequestEvent, RequestParameters, RequestTopic
 from kafka_probe.events.shared_fields import (
     INTERNAL_CLIENT,
@@ -78,13 +79,16 @@ __all__ = [
     "FrameSamples",
     "FramesEnd",
     "FramesEvent",
+    "GroupPosition",
     "Interval",
     "ListOf",
     "NamedTopic",
     "Nat",
+    "OffsetsEvent",
     "OpenCountFacts",
     "OpenEvent",
     "Origin",
+    "PartitionEnd",
     "PodNames",
     "ProcessFacts",
     "RepeatedFacts",
@@ -106,7 +110,9 @@ __all__ = [
     "own_fields",
 ]
 
-_OfEventsTopic = FlowEvent | RequestEvent | OpenEvent | CloseEvent | ResetEvent | TopicsEvent | AgentEvent
+_OfEventsTopic = (
+    FlowEvent | RequestEvent | OpenEvent | CloseEvent | ResetEvent | TopicsEvent | OffsetsEvent | AgentEvent
+)
 Event = _OfEventsTopic | FramesEvent
 
 KINDS: dict[str, tuple[Field, ...]] = {value_of(event, "kind"): fields_of(event) for event in get_args(_OfEventsTopic)}

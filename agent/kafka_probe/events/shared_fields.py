@@ -15,7 +15,7 @@ def is_internal(client_id: str | None) -> bool:
 
 
 # Documentation that fields of several kinds of events share.
-KIND = "flow, request, open, close, reset, topics or agent; in the topic of frames: frames"
+KIND = "flow, request, open, close, reset, topics, offsets or agent; in the topic of frames: frames"
 SINCE = "start of the interval, µs since epoch"
 ACKS = "Produce: 0, 1, or -1 for all in-sync replicas"
 TOPIC_NAME = "topic name; null: only the id is known, or the entry sums topics, see topic_id"
@@ -35,7 +35,7 @@ class Origin(TypedDict, total=False):
 class Stamped(TypedDict):
     """The time of an event."""
 
-    ts: Annotated[int, "time of the event, µs since epoch; the end of the interval for flow, topics and agent"]
+    ts: Annotated[int, "time of the event, µs since epoch; the end of the interval for flow, topics, offsets and agent"]
 
 
 class ProcessFacts(TypedDict):
