@@ -22,7 +22,18 @@ log = logging.getLogger(__name__)
 
 VARIABLE_PREFIX = "KAFKA_PROBE_PIPELINE_"
 KAFKA_PORT = 9092
-RETAINED = ("traffic", "requests", "opens", "closes", "verdicts", "storms", "agents", "frames")
+RETAINED = (
+    "traffic",
+    "requests",
+    "partition_ends",
+    "group_positions",
+    "opens",
+    "closes",
+    "verdicts",
+    "storms",
+    "agents",
+    "frames",
+)
 """Tables that lose old rows. The names of topics are needed as long as rows have their ids."""
 # What Kubernetes sets in pods beside a Service whose name begins with kafka-probe-pipeline.
 _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
@@ -132,7 +143,7 @@ class PipelineConfig(BaseSettings):
     closed_limit: float = Field(300, gt=0)
     """seconds that a closed connection is kept and a verdict waits; from `--agent-silent` to below `--open-limit`"""
     retain: Annotated[str, AfterValidator(_retain)] = (
-        "traffic=90d,requests=7d,opens=30d,closes=90d,verdicts=365d,storms=365d,agents=30d,frames=7d"
+        "traffic=90d,requests=7d,partition_ends=7d,group_positions=7d,opens=30d,closes=90d,verdicts=365d,storms=365d,agents=30d,frames=7d"
     )
     """how long tables keep rows, in whole days; a table that is not named keeps everything"""
     maintenance_interval: float = Field(600, gt=0)

@@ -13,6 +13,8 @@ from kafka_probe_pipeline.source import MOST_TOPICS, TIMES, spark_schema, struct
 
 RECEIVED = "received_ts"
 """When Kafka got the event, by its clock; the other times are of the agent's clock."""
+SEEN = "seen_ts"
+"""When the agent saw the response that has an offset, by the agent's clock."""
 TOPICS_OF_CONNECTION = 21
 """Most topics of an open or a close: an agent names 20, and sums the others in one entry."""
 _TIMES = ("ts", *TIMES)
@@ -26,8 +28,19 @@ def _columns_of(kind: str, *without: str) -> T.StructType:
     return struct_of({**fields, **times})
 
 
+def _columns_of_offsets(name: str) -> T.StructType:
+    """Return the columns of a table of one list in `offsets` events: the event's origin and an entry's fields."""
+    (entries,) = (field.dataType for field in spark_schema("offsets") if field.name == name)
+    assert isinstance(entries, T.ArrayType)
+    assert isinstance(entries.elementType, T.StructType)
+    times = dict.fromkeys((SEEN, "ts", RECEIVED), T.TimestampType())
+    fields = {field.name: field.dataType for field in entries.elementType if field.name != "seen"}
+    return struct_of({"node": T.StringType(), "agent_id": T.StringType(), **fields, **times})
+
+
 OPENS, CLOSES, REQUESTS = map(_columns_of, ("open", "close", "request"))
 AGENTS = _columns_of("agent", "open")
+PARTITION_ENDS, GROUP_POSITIONS = map(_columns_of_offsets, ("partition_ends", "group_positions"))
 
 
 def opens(events: DataFrame) -> DataFrame:
@@ -45,6 +58,16 @@ def requests(events: DataFrame) -> DataFrame:
     return _rows(events.where(F.col("kind") == "request"), REQUESTS, MOST_TOPICS)
 
 
+def partition_ends(events: DataFrame) -> DataFrame:
+    """Return the rows of the ends of partitions in `offsets` events: columns of `PARTITION_ENDS`."""
+    return _offsets(events, "partition_ends", PARTITION_ENDS)
+
+
+def group_positions(events: DataFrame) -> DataFrame:
+    """Return the rows of the positions of groups in `offsets` events: columns of `GROUP_POSITIONS`."""
+    return _offsets(events, "group_positions", GROUP_POSITIONS)
+
+
 def agents(events: DataFrame) -> DataFrame:
     """Return one row per agent and minute, of the `agent` events that `is_minutely`: columns of `AGENTS`."""
     return _rows(events.where(is_minutely()), AGENTS)
@@ -57,6 +80,15 @@ def is_minutely() -> Column:
     """
     first, last = (F.floor(F.col(name) / _MINUTE_US) for name in ("since", "ts"))
     return F.coalesce((F.col("kind") == "agent") & (first < last), F.lit(False))
+
+
+def _offsets(events: DataFrame, name: str, columns: T.StructType) -> DataFrame:
+    of_event = ("node", "agent_id", "ts", "received_us")
+    entries = events.where(F.col("kind") == "offsets").select(*of_event, F.explode(name).alias("entry"))
+    fields = entries.select(*of_event, "entry.*").withColumnRenamed("seen", "seen_us")
+    return fields.selectExpr(
+        *(_expression(field, 0) if field.name != SEEN else f"timestamp_micros(seen_us) AS {SEEN}" for field in columns)
+    )
 
 
 def _rows(events: DataFrame, columns: T.StructType, most_topics: int = TOPICS_OF_CONNECTION) -> DataFrame:

@@ -35,6 +35,7 @@ MOST_OPEN = 514  # an agent sends 512 counts of open connections, and the sums o
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 MOST_SAMPLES = 512  # what agents send at once
 MOST_NS = (1 << 62) - 1  # of a clock: 146 years
+MOST_OFFSETS = 1000  # ends or positions in an event: what agents send at once
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
 COUNTS = (
     *("requests", "responses", "request_bytes", "response_bytes"),
@@ -166,6 +167,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         f"more than {MOST_TOPICS} topics": _any([F.size(event["topics"]) > MOST_TOPICS] if "topics" in fields else []),
         f"more than {MOST_OPEN} open counts": _any([F.size(event["open"]) > MOST_OPEN] if "open" in fields else []),
         "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
+        **(_reasons_of_offsets(event) if "partition_ends" in fields else {}),
         **(_reasons_of_samples(event) if "samples" in fields else {}),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))
@@ -229,6 +231,21 @@ def _strange_keys(event: Column, fields: Container[str]) -> Column:
     if "topics" in fields:
         found.append(F.exists(event["topics"], lambda topic: _any(strange(topic[name]) for name in MAPS_OF_TOPIC)))
     return _any(found)
+
+
+def _reasons_of_offsets(event: Column) -> dict[str, Column]:
+    lists = [event[name] for name in ("partition_ends", "group_positions")]
+
+    def is_valid(entry: Column) -> Column:
+        valid = entry["partition"].between(0, MOST) & (entry["offset"] >= 0)
+        return F.coalesce(valid & entry["seen"].between(0, YEAR_9999_US), F.lit(False))
+
+    return {
+        f"more than {MOST_OFFSETS} offsets": _any(F.size(entries) > MOST_OFFSETS for entries in lists),
+        "an offset, its partition or its time is missing or out of bounds": _any(
+            F.exists(entries, lambda entry: ~is_valid(entry)) for entries in lists
+        ),
+    }
 
 
 def _reasons_of_samples(event: Column) -> dict[str, Column]:

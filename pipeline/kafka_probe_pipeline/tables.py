@@ -19,7 +19,7 @@ from kafka_probe.errors import StartError
 from kafka_probe_pipeline import event_rows, frames, hadoop, names, output, spark_session, storms, traffic, verdicts
 from kafka_probe_pipeline.column_types import require_types
 from kafka_probe_pipeline.config import PipelineConfig
-from kafka_probe_pipeline.event_rows import RECEIVED
+from kafka_probe_pipeline.event_rows import RECEIVED, SEEN
 
 
 class TableKind(NamedTuple):
@@ -41,6 +41,8 @@ TABLES = {
     "traffic": TableKind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
     "topic_names": TableKind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
     "requests": TableKind(event_rows.REQUESTS, RECEIVED, "traffic", ("ts", "flow_id", "api", "latency_us")),
+    "partition_ends": TableKind(event_rows.PARTITION_ENDS, RECEIVED, "traffic", (SEEN, "topic", "topic_id")),
+    "group_positions": TableKind(event_rows.GROUP_POSITIONS, RECEIVED, "traffic", (SEEN, "group", "topic")),
     "opens": TableKind(event_rows.OPENS, RECEIVED, "diagnosis", _OF_ENDS),
     "closes": TableKind(event_rows.CLOSES, RECEIVED, "diagnosis", _OF_ENDS),
     "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),

@@ -21,8 +21,8 @@ from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
 
-# Kinds of events that name no topics and count no requests. An idle fleet sends only these.
-_WITHOUT_TRAFFIC = ("agent", "reset")
+# Kinds of events that count no requests and add no names. An idle fleet sends only these.
+_WITHOUT_TRAFFIC = ("agent", "reset", "offsets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class TrafficQuery:
     table: Table
     names: Table
     requests: Table
+    partition_ends: Table
+    group_positions: Table
     seen_events: Versions
     progress: Progress
 
@@ -51,6 +53,8 @@ class TrafficQuery:
             Table(spark, config, "traffic"),
             Table(spark, config, "topic_names"),
             Table(spark, config, "requests"),
+            Table(spark, config, "partition_ends"),
+            Table(spark, config, "group_positions"),
             Versions(spark, config.seen_events, seen_events.SCHEMA),
             progress,
         )
@@ -69,6 +73,7 @@ class TrafficQuery:
                     F.max(F.unix_micros("timestamp")).alias("newest_us"),
                     F.count_if(~kind.isin(*_WITHOUT_TRAFFIC)).alias("with_traffic"),
                     F.count_if(kind == "request").alias("requests"),
+                    F.count_if(kind == "offsets").alias("offsets"),
                 )
                 .collect()
             )
@@ -77,6 +82,9 @@ class TrafficQuery:
             events, repeated = source.received(parsed), 0
             if any(row["with_traffic"] for row in by_reason):
                 repeated = self._add(events, batch_id, newest_us, requests=any(row["requests"] for row in by_reason))
+            if any(row["offsets"] for row in by_reason):
+                self.partition_ends.append(events.transform(event_rows.partition_ends), batch_id, newest_us)
+                self.group_positions.append(events.transform(event_rows.group_positions), batch_id, newest_us)
             if not self.seen_events.exists(batch_id):
                 self._remember(events, batch_id)
             self.seen_events.remove_old()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -165,6 +166,19 @@ def reset_sent(agent: str, connection: int = 1, **fields: Any) -> Event:
     """Return the event of a reset that an agent's host sent to the far end of a connection."""
     facts: Event = {"direction": "sent", "conn_id": None, "flow_id": None, "workload": None}
     return at_end(agent, "reset", connection, **facts | fields)
+
+
+def offset_seen(offset: int, **fields: Any) -> Event:
+    """Return an entry of an `offsets` event: an offset of a partition of the topic orders, seen at noon."""
+    topic: Event = {"cluster_id": "east", "broker": None, "topic": "orders", "topic_id": None}
+    return {**topic, "partition": 0, "offset": offset, "source": "fetch", "seen": NOON_US, **fields}
+
+
+def offsets_event(agent: str, ends: Sequence[Event] = (), positions: Sequence[Event] = ()) -> Event:
+    """Return an `offsets` event with these entries, of a second after noon."""
+    about = ("conn_id", "flow_id", "side", "workload", "local", "peer")
+    event = at_end(agent, "offsets", ts=NOON_US + SECOND_US, partition_ends=ends, group_positions=positions)
+    return {name: value for name, value in event.items() if name not in about}
 
 
 def agent_event(agent: str, *, until_s: float = 3, **fields: Any) -> Event:

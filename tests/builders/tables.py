@@ -99,9 +99,15 @@ _REQUESTS = pa.schema(
         *(("error_names", pa.map_(_TEXT, _LONG)), ("topics", pa.list_(_PARTITION))),
     ]
 )
+_OFFSETS = [
+    *(("date", pa.date32()), ("received_ts", _TIME), ("ts", _TIME), ("seen_ts", _TIME)),
+    *((name, _TEXT) for name in ("node", "agent_id", "cluster_id", "broker", "topic", "topic_id", "source")),
+    *((name, _LONG) for name in ("partition", "offset")),
+]
 _TOPIC_NAMES = pa.schema([("date", pa.date32()), ("ts", _TIME), ("topic_id", _TEXT), ("topic", _TEXT)])
 _ANSWERED = {"verdicts": _VERDICTS, "storms": _STORMS, "agents": _AGENTS, "opens": _OPENS, "closes": _CLOSES}
 _ANSWERED |= {"traffic": _TRAFFIC, "topic_names": _TOPIC_NAMES, "requests": _REQUESTS}
+_ANSWERED |= {"partition_ends": pa.schema(_OFFSETS), "group_positions": pa.schema([("group", _TEXT), *_OFFSETS])}
 
 
 def write_tables(

@@ -24,6 +24,8 @@ from tests.builders.spark_events import (
     closed,
     flow,
     frames_event,
+    offset_seen,
+    offsets_event,
     opened,
     requested,
 )
@@ -41,6 +43,8 @@ ROWS = {
     "traffic": 4,
     "topic_names": 1,
     "requests": 2,
+    "partition_ends": 2,
+    "group_positions": 1,
     "opens": 6,
     "closes": 3,
     "verdicts": 1,
@@ -64,7 +68,9 @@ def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: Spar
     ends += [opened(BROKER, 3, **listed), opened(BROKER, 4, **listed), closed(BROKER, 4, **listed)]
     asked, created = requested(CLIENT), requested(CLIENT, api="CreateTopics", api_key=ApiKey.CREATE_TOPICS)
     reports = [agent_event(end, until_s=second) for end in (CLIENT, BROKER) for second in (121, 126)]
-    run.send_events(flow(2), *ends, asked, asked, created, *reports)
+    position = offset_seen(70, group="billing", source="offset_commit")
+    offsets = offsets_event(BROKER, [offset_seen(100), offset_seen(7, topic=None, topic_id=TOPIC_ID)], [position])
+    run.send_events(flow(2), *ends, asked, asked, created, offsets, *reports)
     run.once(spark, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
     return run.output
 
@@ -108,10 +114,26 @@ def test_the_documented_question_for_open_connections_finds_each_end_once(
     assert sorted(rows) == sorted((end["conn_id"], end["flow_id"]) for end in expected)
 
 
+def test_offsets_have_the_times_and_the_origin_of_their_events(output: Path) -> None:
+    noon = datetime.fromtimestamp(NOON_US / 1e6, UTC)
+    ask_for = (
+        'SELECT node, cluster_id, topic, topic_id, "partition", "offset", source, seen_ts, ts FROM facts ORDER BY 6'
+    )
+    of_event = "broker-node", "east"
+    when = noon, noon + timedelta(seconds=1)
+    assert ask(output / "partition_ends", ask_for) == [
+        (*of_event, None, TOPIC_ID, 0, 7, "fetch", *when),
+        (*of_event, "orders", None, 0, 100, "fetch", *when),
+    ]
+    assert ask(output / "group_positions", 'SELECT "group", "offset", source FROM facts') == [
+        ("billing", 70, "offset_commit")
+    ]
+
+
 @pytest.mark.parametrize(
     "question",
     [
-        *("admin", "agents", "clients", "connections", "disconnects", "map", "map --dot", "producers"),
+        *("admin", "agents", "clients", "connections", "disconnects", "groups", "map", "map --dot", "producers"),
         *("storms", "topic orders", "topics", "upgrade --to 4.0", "who java", "why"),
     ],
 )

@@ -14,11 +14,12 @@ from kafka_probe.sending import Sender
 from kafka_probe.sinks.outbox import encode
 from kafka_probe_pipeline import source
 from tests.builders.full_events import full_event
-from tests.builders.spark_events import Event, events, flow, lines, records
+from tests.builders.spark_events import Event, events, flow, lines, offset_seen, records
 from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
+STRANGE_OFFSET = "an offset, its partition or its time is missing or out of bounds"
 ORIGIN = ("v", "node", "agent_id", "seq")  # what an agent's `Sender` adds
 
 
@@ -138,6 +139,12 @@ BAD_LINES = {
     json.dumps(flow()).replace('"agent-1"', "'" + 'a"' * 1025 + "'"): "a value of another type than the schema's",
     json.dumps(flow(kind="reset", local="1" * 65)): "an address of more than 64 characters",
     json.dumps(flow(kind="reset", peer="1" * 65)): "an address of more than 64 characters",
+    json.dumps(flow(kind="offsets", partition_ends=[offset_seen(-1)])): STRANGE_OFFSET,
+    json.dumps(flow(kind="offsets", partition_ends=[offset_seen(1), offset_seen(1, partition=-1)])): STRANGE_OFFSET,
+    json.dumps(flow(kind="offsets", group_positions=[offset_seen(1, partition=None)])): STRANGE_OFFSET,
+    json.dumps(flow(kind="offsets", group_positions=[offset_seen(1, seen=source.YEAR_9999_US + 1)])): STRANGE_OFFSET,
+    json.dumps(flow(kind="offsets", group_positions=[None])): STRANGE_OFFSET,
+    json.dumps(flow(kind="offsets", partition_ends=[offset_seen(1)] * 1001)): "more than 1000 offsets",
     json.dumps(flow(workload={"labels": MANY_LABELS})): "labels of more than 2048 characters",
     json.dumps(flow(open=[{}, {"workload": {"labels": MANY_LABELS}}])): "labels of more than 2048 characters",
     json.dumps(flow())[:-1] + ', "workload": {"labels": {' + '"": "", ' * 2048 + '"": ""}}}': (
@@ -168,7 +175,9 @@ def test_an_event_at_every_bound_is_one(spark: SparkSession) -> None:
     topics = [{"bytes": -source.MOST}, *[{}] * (source.MOST_TOPICS - 1)]
     counts: list[Event] = [{}] * source.MOST_OPEN
     event = flow(source.MOST_SEQ, requests=source.MOST, topics=topics, workload={"labels": labels}, **addresses)
-    assert events(spark, event, flow(kind="agent", open=counts)).count() == 2
+    latest = offset_seen((1 << 63) - 1, partition=source.MOST, seen=source.YEAR_9999_US)
+    offsets = flow(kind="offsets", partition_ends=[latest] * source.MOST_OFFSETS, group_positions=[latest])
+    assert events(spark, event, flow(kind="agent", open=counts), offsets).count() == 3
 
 
 @pytest.mark.parametrize(

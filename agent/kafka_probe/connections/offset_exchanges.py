@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.frames_by_connection import FramesByConnection, Key
 from kafka_probe.connections.offset_facts import PAIRED, Exchanged, OneFrame, gives_ends
 from kafka_probe.connections.refusals import exchange_keys
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import shape_bytes
+from kafka_probe.protocol.measures import Integers
 
 OFFSET_LIMIT = "offset_limit"
 _COMMITS = 8  # most commits of each connection and shape in a batch that are paired: the last may be refused
+_RESPONSES = 16  # first and last responses of each connection and shape in a batch that are compared with requests
 _WAIT_NS = 60_000_000_000  # a response that comes later is not paired
 
 Counts = Callable[[Key], bool]
@@ -58,7 +59,7 @@ class OffsetExchanges:
     def see(self, batch: Sequence[FramesByConnection], counts: Counts) -> None:
         """Keep the newest exchanges of a batch."""
         requests: list[OneFrame] = []
-        responses: list[Frames] = []
+        responses: list[FramesByConnection] = []
         for grouped in batch:
             frames = grouped.frames
             facts = frames.shape.facts
@@ -66,7 +67,7 @@ class OffsetExchanges:
                 for response in _last(grouped):
                     self._keep(Exchanged(None, response), counts)
             elif facts.api_key in PAIRED and facts.response:
-                responses.append(frames)
+                responses.append(grouped)
             elif facts.api_key in PAIRED and not (facts.api_key == ApiKey.PRODUCE and facts.acks == 0):
                 requests += _last(grouped, _COMMITS if facts.api_key == ApiKey.OFFSET_COMMIT else 1)
         if not (requests or (responses and self._waiting)):
@@ -158,24 +159,40 @@ def _last(grouped: FramesByConnection, most: int = 1) -> list[OneFrame]:
     ]
 
 
-def _responses(requests: list[OneFrame], responses: list[Frames]) -> dict[int, OneFrame]:
+def _first_and_last(grouped: FramesByConnection) -> Integers:
+    """Return the indices of the first and last responses of each connection.
+
+    Those to requests that waited are among the first, those to the last requests of a batch among the last.
+    """
+    order, parts = grouped.order, list[Integers]()
+    for _, _, start, end in grouped.runs:
+        if end - start <= 2 * _RESPONSES:
+            parts.append(order[start:end])
+        else:
+            parts += order[start : start + _RESPONSES], order[end - _RESPONSES : end]
+    return np.concatenate(parts)
+
+
+def _responses(requests: list[OneFrame], responses: list[FramesByConnection]) -> dict[int, OneFrame]:
     """Return the response of each request that has one among these, by the request's place in the list."""
     conns, ids = [request.key[0] for request in requests], [request.correlation_id for request in requests]
     keys = exchange_keys(np.array(conns, np.uint64), np.array(ids))
     order = keys.argsort(kind="stable")
     keys = keys[order]
     found: dict[int, OneFrame] = {}
-    for frames in responses:
-        answered = exchange_keys(frames.column("conn"), frames.column("correlation_id"))
-        places = keys.searchsorted(answered, side="right") - 1  # of equal keys, that of the newest request
-        rows = np.flatnonzero(keys[places] == answered)
-        if not len(rows):
-            continue
+    for grouped in responses:
+        frames, rows = grouped.frames, _first_and_last(grouped)
         index = frames.index[rows]
+        answered = exchange_keys(frames.batch["conn"][index], frames.batch["correlation_id"][index])
+        places = keys.searchsorted(answered, side="right") - 1  # of equal keys, that of the newest request
+        known = keys[places] == answered
+        if not known.any():
+            continue
+        rows, index, places = rows[known], index[known], places[known]
         columns = (frames.batch[name][index].tolist() for name in ("conn", "correlation_id", "ts_ns"))
         shape, api_key = frames.shape, frames.shape.facts.api_key
         for at, values, conn, correlation_id, ts_ns in zip(
-            order[places[rows]].tolist(), frames.values[rows], *columns, strict=True
+            order[places].tolist(), frames.values[rows], *columns, strict=True
         ):
             request = requests[at]
             # Different connections may have the same key, and a client may use a correlation id again.

@@ -1,8 +1,9 @@
 """Keeps the newest end of each partition and the newest position of each group, and makes `offsets` events of changes.
 
 An offset is sent when it differs from the one sent last, at most once per `REPEAT_NS`: one that changed before waits,
-also if nothing of it is seen again. What several connections, or both ends of one, show of a partition is one offset,
-the newest. What was not seen has no row.
+also if nothing of it is seen again. One that stays the same is sent each hour, so that readers need only the last
+hours: a group that is stopped has a position, too. What several connections, or both ends of one, show of a partition
+is one offset, the newest. What was not seen has no row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOSSES = {
 }
 MOST_ROWS = 10_000
 """Most ends and positions that are sent in an interval."""
-REPEAT_NS = 30_000_000_000
+REPEAT_NS, UNCHANGED_NS = 30_000_000_000, 3_600_000_000_000
 ROWS_PER_EVENT, CHARACTERS = 1000, 1 << 17  # most rows of an event, and most characters of their names
 _NAME_CLUSTER = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER})
 _BROKERS = 1024  # most addresses of brokers whose cluster id is remembered
@@ -178,7 +179,8 @@ class Offsets:
         shares = Shares(MOST_ROWS)
         for subject, partitions in self._offsets.items():
             for partition, offset in partitions.items():
-                if offset.value == offset.sent or (offset.sent >= 0 and now_ns - offset.sent_ns < REPEAT_NS):
+                pause_ns = UNCHANGED_NS if offset.value == offset.sent else REPEAT_NS
+                if offset.sent >= 0 and now_ns - offset.sent_ns < pause_ns:
                     continue
                 if len(rows) == MOST_ROWS or not shares.take(offset.peer, 1, len(rows)):
                     self.losses[OFFSET_LIMIT] += 1

@@ -10,7 +10,7 @@ import pytest
 from kafka_probe.capture.sample import Flag
 from kafka_probe.connections import offset_facts
 from kafka_probe.connections.frame_reader import FrameReader
-from kafka_probe.connections.offsets import CHARACTERS, MOST_ROWS, REPEAT_NS, ROWS_PER_EVENT, Offsets
+from kafka_probe.connections.offsets import CHARACTERS, MOST_ROWS, REPEAT_NS, ROWS_PER_EVENT, UNCHANGED_NS, Offsets
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.flow_sums import SUMMED
@@ -279,6 +279,14 @@ def test_an_offset_is_sent_when_it_changed_and_half_a_minute_after_the_last(agen
     assert rows_of(after_ns=REPEAT_NS) == []
     assert rows_of(75, after_ns=0) == [75]
     assert rows_of(76, 75, after_ns=REPEAT_NS) == []
+
+
+def test_an_offset_that_stays_the_same_is_sent_each_hour(agent: Agent) -> None:
+    (row,) = agent.rows(fetched(1))
+    assert agent.rows(after_ns=UNCHANGED_NS - 1) == []
+    assert agent.rows(after_ns=1) == [row]
+    assert agent.rows(fetched(1), after_ns=REPEAT_NS) == []
+    assert agent.rows(after_ns=UNCHANGED_NS - REPEAT_NS) == [row]
 
 
 def test_a_response_may_come_in_a_later_batch(agent: Agent) -> None:

@@ -1,0 +1,154 @@
+"""The command `kafka-probe groups`: how far consumer groups are behind the ends of their partitions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from kafka_probe_console.answer_command import prints_view
+from kafka_probe_console.columns import columns
+from kafka_probe_console.period import Period, moved
+from kafka_probe_console.traffic import topic_names
+from kafka_probe_console.views import AnswerView, within
+
+if TYPE_CHECKING:
+    from kafka_probe_console.tables import OpenTables
+
+_LAG = ("lag", "lag_s", "more_than")
+_AGES = ("position_age_s", "end_age_s")
+_CHANGE_S = 30
+_RECENTLY = timedelta(minutes=10)
+_PARTITION = 'cluster, topic, "partition"'
+_KNOWN = """
+    SELECT count(DISTINCT "group"), epoch_us(min(seen_ts)), epoch_us(least(max(seen_ts), now())) FROM group_positions
+"""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kafka-probe groups --tables kafka-probe-output
+  kafka-probe groups --tables kafka-probe-output --group billing --partitions
+  kafka-probe groups --tables kafka-probe-output --filter 'lag_s > 60'
+"""
+)
+@click.option("--group", metavar="PATTERN", help="consumer group, with * and ? as in shells")
+@click.option("--partitions", is_flag=True, help="print a row per partition")
+@prints_view(since="3h")
+def groups(tables: OpenTables, period: Period, group: str | None, *, partitions: bool) -> AnswerView:
+    """Print how far consumer groups are behind, in records and in seconds.
+
+    `lag_s` is the age of the oldest record that the group has not consumed. With `more_than` it is older than the first
+    end in the period. `not_seen`: partitions whose end no agent saw. `members`: clients of the group in the last ten
+    minutes.
+    """
+    for name in ("group_positions", "partition_ends"):
+        tables.require(name)
+    sql, values = _of_partitions(tables, period, group)
+    of_rows: tuple[str, ...] = ("partition", *_LAG, "position", "end")
+    if not partitions:
+        of_rows = (*_LAG, "members", "partitions", "not_seen", "most_lag")
+        members, of_members = _members(tables, period)
+        none = "0" if tables.add("traffic") else "NULL"
+        sql = f"""
+            SELECT "group", cluster, topic, count(*) AS partitions, sum(lag)::BIGINT AS lag, max(lag) AS most_lag,
+                max(lag_s) AS lag_s, arg_max(more_than, lag_s) AS more_than, count(*) - count(lag) AS not_seen,
+                min(position_age_s) AS position_age_s, max(end_age_s) AS end_age_s, max(last) AS last,
+                coalesce(any_value(members), {none}) AS members
+            FROM ({sql}) LEFT JOIN ({members}) USING ("group") GROUP BY "group", cluster, topic
+        """
+        values = *values, *of_members
+    return AnswerView(
+        sql=sql,
+        values=values,
+        columns=columns(
+            *("group", "topic", *of_rows, *_AGES, "cluster", "last"),
+            numbers={*of_rows, *_AGES} - {"more_than"},
+            times={"last"},
+        ),
+        sort="lag",
+        time="last",
+        subject="group",
+        known=_KNOWN,
+    )
+
+
+def _of_partitions(tables: OpenTables, period: Period, group: str | None) -> tuple[str, tuple[object, ...]]:
+    """Return a relation of the partitions of groups with its values.
+
+    A record came between the last end at most as high as its offset and the first higher end: its age is estimated as
+    if records had come evenly in between. Agents send an end that changes after _CHANGE_S at most, so that a longer
+    time in between was one without records.
+    """
+    where, values = within("received_ts", period)
+    of_group = ' AND "group" GLOB ?' if group else ""
+    sql = f"""
+        WITH ends AS (
+            SELECT cluster_id, broker, coalesce(topic, name, topic_id) AS topic, "partition", "offset",
+                least(seen_ts, now()) AS seen_ts
+            FROM partition_ends LEFT JOIN {topic_names(tables)} USING (topic_id) WHERE {where}
+        ),
+        positions AS (
+            SELECT "group", cluster_id, broker, coalesce(topic, name, topic_id) AS topic, "partition", "offset",
+                least(seen_ts, now()) AS seen_ts
+            FROM group_positions LEFT JOIN {topic_names(tables)} USING (topic_id) WHERE {where}{of_group}
+        ),
+        -- Agents that saw no cluster id of a broker name the broker: a group's coordinator, a partition's leader.
+        only_clusters AS (
+            SELECT topic, any_value(cluster_id) AS only_id
+            FROM (SELECT topic, cluster_id FROM ends UNION ALL SELECT topic, cluster_id FROM positions)
+            GROUP BY topic HAVING count(DISTINCT cluster_id) = 1
+        ),
+        of_clusters AS (
+            SELECT coalesce(cluster_id, only_id, broker) AS cluster, topic, "partition", "offset", seen_ts
+            FROM ends LEFT JOIN only_clusters USING (topic)
+        ),
+        newest AS (
+            SELECT "group", coalesce(cluster_id, only_id, broker) AS cluster, topic, "partition",
+                arg_max("offset", seen_ts) AS position, max(seen_ts) AS position_ts
+            FROM positions LEFT JOIN only_clusters USING (topic) GROUP BY ALL
+        ),
+        newest_ends AS (
+            SELECT {_PARTITION}, arg_max("offset", seen_ts) AS "end", max(seen_ts) AS end_ts
+            FROM of_clusters GROUP BY ALL
+        ),
+        -- Of each position the ends around it.
+        around AS (
+            SELECT "group", {_PARTITION}, position,
+                max(seen_ts) FILTER ("offset" <= position) AS before_ts, max("offset") FILTER ("offset" <= position)
+                    AS before,
+                min(seen_ts) FILTER ("offset" > position) AS after_ts, min("offset") FILTER ("offset" > position)
+                    AS after
+            FROM newest JOIN of_clusters USING ({_PARTITION}) GROUP BY ALL
+        ),
+        lags AS (
+            SELECT newest.*, "end", end_ts, before_ts,
+                CASE WHEN "end" IS NOT NULL THEN greatest("end" - newest.position, 0) END AS lag,
+                CASE
+                    WHEN "end" <= newest.position THEN 0
+                    WHEN before_ts IS NULL THEN epoch(now()) - epoch(after_ts)
+                    ELSE epoch(now()) - epoch(after_ts)
+                        + greatest(least(epoch(after_ts) - epoch(before_ts), {_CHANGE_S}), 0)
+                        * (after - newest.position - 1) / (after - before)
+                END AS lag_s
+            FROM newest LEFT JOIN newest_ends USING ({_PARTITION})
+                LEFT JOIN around USING ("group", {_PARTITION})
+        )
+        SELECT *, if(lag > 0 AND before_ts IS NULL, 'more than', NULL) AS more_than,
+            epoch(now()) - epoch(position_ts) AS position_age_s, epoch(now()) - epoch(end_ts) AS end_age_s,
+            greatest(position_ts, end_ts) AS last
+        FROM lags
+    """
+    return sql, (*values, *values, *((group,) if group else ()))
+
+
+def _members(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
+    """Return a relation of groups and the number of their clients at the end of the period, with its values."""
+    if not tables.add("traffic"):
+        return 'SELECT NULL::VARCHAR AS "group", NULL::BIGINT AS members WHERE false', ()
+    end = period.end or datetime.now(UTC)
+    where, values = within("window_end", Period(moved(end, -_RECENTLY), period.end))
+    counted = "count(DISTINCT coalesce(client_id, ''))"
+    return f'SELECT "group", {counted} AS members FROM traffic WHERE {where} GROUP BY "group"', values
