@@ -9,7 +9,7 @@ import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.period import Period, moved
+from kafka_probe_console.period import Period, moment, moved
 from kafka_probe_console.traffic import topic_names
 from kafka_probe_console.views import AnswerView, within
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LAG = ("lag", "lag_s", "more_than")
 _AGES = ("position_age_s", "end_age_s")
 _CHANGE_S = 30
+_HOURS = timedelta(hours=3)  # in which agents repeat what does not change
 _RECENTLY = timedelta(minutes=10)
 _PARTITION = 'cluster, topic, "partition"'
 _KNOWN = """
@@ -26,17 +27,23 @@ _KNOWN = """
 """
 
 
+def _before(text: str, now: datetime) -> Period:
+    """Return the hours before the time that a text names."""
+    at = moment(text, now)
+    return Period(moved(at, -_HOURS), at)
+
+
 @click.command(
     epilog="""\b
 Examples:
   kafka-probe groups --tables kafka-probe-output
   kafka-probe groups --tables kafka-probe-output --group billing --partitions
-  kafka-probe groups --tables kafka-probe-output --filter 'lag_s > 60'
+  kafka-probe groups --tables kafka-probe-output --filter 'lag_s > 300'
 """
 )
 @click.option("--group", metavar="PATTERN", help="consumer group, with * and ? as in shells")
 @click.option("--partitions", is_flag=True, help="print a row per partition")
-@prints_view(since="3h")
+@prints_view(since="3h", at=_before, at_help="as it was then")
 def groups(tables: OpenTables, period: Period, group: str | None, *, partitions: bool) -> AnswerView:
     """Print how far consumer groups are behind, in records and in seconds.
 
@@ -53,8 +60,9 @@ def groups(tables: OpenTables, period: Period, group: str | None, *, partitions:
         members, of_members = _members(tables, period)
         none = "0" if tables.add("traffic") else "NULL"
         sql = f"""
-            SELECT "group", cluster, topic, count(*) AS partitions, sum(lag)::BIGINT AS lag, max(lag) AS most_lag,
-                max(lag_s) AS lag_s, arg_max(more_than, lag_s) AS more_than, count(*) - count(lag) AS not_seen,
+            SELECT "group", cluster, topic, count(*) AS partitions, max(lag) AS most_lag,
+                if(count(lag) > 0, least(sum(lag), 9e18), NULL)::BIGINT AS lag,
+                max(lag_s) AS lag_s, arg_max_null(more_than, lag_s) AS more_than, count(*) - count(lag) AS not_seen,
                 min(position_age_s) AS position_age_s, max(end_age_s) AS end_age_s, max(last) AS last,
                 coalesce(any_value(members), {none}) AS members
             FROM ({sql}) LEFT JOIN ({members}) USING ("group") GROUP BY "group", cluster, topic
@@ -83,6 +91,7 @@ def _of_partitions(tables: OpenTables, period: Period, group: str | None) -> tup
     time in between was one without records.
     """
     where, values = within("received_ts", period)
+    now = repr(period.end.timestamp()) if period.end else "epoch(now())"
     of_group = ' AND "group" GLOB ?' if group else ""
     sql = f"""
         WITH ends AS (
@@ -125,11 +134,15 @@ def _of_partitions(tables: OpenTables, period: Period, group: str | None) -> tup
         ),
         lags AS (
             SELECT newest.*, "end", end_ts, before_ts,
-                CASE WHEN "end" IS NOT NULL THEN greatest("end" - newest.position, 0) END AS lag,
+                -- A position behind a newer end is of a topic that was made anew.
                 CASE
-                    WHEN "end" <= newest.position THEN 0
-                    WHEN before_ts IS NULL THEN epoch(now()) - epoch(after_ts)
-                    ELSE epoch(now()) - epoch(after_ts)
+                    WHEN "end" >= newest.position THEN "end" - newest.position
+                    WHEN end_ts <= position_ts THEN 0
+                END AS lag,
+                CASE
+                    WHEN lag <= 0 THEN 0
+                    WHEN before_ts IS NULL THEN {now} - epoch(after_ts)
+                    ELSE {now} - epoch(after_ts)
                         + greatest(least(epoch(after_ts) - epoch(before_ts), {_CHANGE_S}), 0)
                         * (after - newest.position - 1) / (after - before)
                 END AS lag_s
@@ -137,7 +150,7 @@ def _of_partitions(tables: OpenTables, period: Period, group: str | None) -> tup
                 LEFT JOIN around USING ("group", {_PARTITION})
         )
         SELECT *, if(lag > 0 AND before_ts IS NULL, 'more than', NULL) AS more_than,
-            epoch(now()) - epoch(position_ts) AS position_age_s, epoch(now()) - epoch(end_ts) AS end_age_s,
+            {now} - epoch(position_ts) AS position_age_s, {now} - epoch(end_ts) AS end_age_s,
             greatest(position_ts, end_ts) AS last
         FROM lags
     """

@@ -110,7 +110,7 @@ class OffsetExchanges:
 
     def _wait(self, request: OneFrame) -> None:
         if request.key in self._waiting:
-            self._drop(request.key)
+            return  # else one of a client that waits for responses longer than a batch takes would never be paired
         size, peer = _waiting_bytes(request), request.connection.sharing_peer
         fits = size <= self._waiting_limit_bytes
         if not (fits and self._shares.take(peer, size, self._waiting_bytes, self._freed_bytes)):

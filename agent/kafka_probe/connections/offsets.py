@@ -2,8 +2,8 @@
 
 An offset is sent when it differs from the one sent last, at most once per `REPEAT_NS`: one that changed before waits,
 also if nothing of it is seen again. One that stays the same is sent each hour, so that readers need only the last
-hours: a group that is stopped has a position, too. What several connections, or both ends of one, show of a partition
-is one offset, the newest. What was not seen has no row.
+hours: a group that is stopped has a position, too, for a day. What several connections, or both ends of one, show of a
+partition is one offset, the newest. What was not seen has no row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOSSES = {
 }
 MOST_ROWS = 10_000
 """Most ends and positions that are sent in an interval."""
-REPEAT_NS, UNCHANGED_NS = 30_000_000_000, 3_600_000_000_000
+REPEAT_NS, UNCHANGED_NS, KEPT_NS = 30_000_000_000, 3_600_000_000_000, 24 * 3_600_000_000_000
 ROWS_PER_EVENT, CHARACTERS = 1000, 1 << 17  # most rows of an event, and most characters of their names
 _NAME_CLUSTER = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER})
 _BROKERS = 1024  # most addresses of brokers whose cluster id is remembered
@@ -109,6 +109,7 @@ class Offsets:
         now_ns: the end of the interval, CLOCK_MONOTONIC; until_us: the same in µs since epoch.
         """
         self._take_over(self.exchanges.take(now_ns))
+        self._forget_unseen(now_ns)
         return _events(self._due(now_ns), until_us, clock)
 
     def _take_over(self, exchanges: list[Exchanged]) -> None:
@@ -141,7 +142,7 @@ class Offsets:
         Connections to a coordinator seldom show the id, but others from the same network to the same broker do.
         """
         broker = _broker(connection)
-        cluster_id = self._clusters.get((connection.identity.netns, broker)) or connection.cluster_id
+        cluster_id = self._clusters.get((connection.identity.netns, broker))
         return cluster_id, None if cluster_id else broker
 
     def _add(self, subject: _Subject, found: FoundOffset, seen_ns: int, connection: Connection) -> None:
@@ -169,6 +170,14 @@ class Offsets:
         self.held_bytes -= size
         self._gone_bytes += size
         self.losses[OFFSET_LIMIT] += sum(offset.value != offset.sent for offset in partitions.values())
+
+    def _forget_unseen(self, now_ns: int) -> None:
+        """Forget the topics and groups that were not seen for a day: they may be deleted."""
+        while self._offsets:
+            oldest = next(iter(self._offsets.values()))
+            if any(now_ns - offset.seen_ns < KEPT_NS for offset in oldest.values()):
+                return
+            self._forget_oldest()
 
     def _due(self, now_ns: int) -> list[_Row]:
         """Return the offsets to send now, at most MOST_ROWS; count those that are left for the next interval.

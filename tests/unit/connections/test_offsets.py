@@ -10,7 +10,15 @@ import pytest
 from kafka_probe.capture.sample import Flag
 from kafka_probe.connections import offset_facts
 from kafka_probe.connections.frame_reader import FrameReader
-from kafka_probe.connections.offsets import CHARACTERS, MOST_ROWS, REPEAT_NS, ROWS_PER_EVENT, UNCHANGED_NS, Offsets
+from kafka_probe.connections.offsets import (
+    CHARACTERS,
+    KEPT_NS,
+    MOST_ROWS,
+    REPEAT_NS,
+    ROWS_PER_EVENT,
+    UNCHANGED_NS,
+    Offsets,
+)
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.flow_sums import SUMMED
@@ -287,6 +295,21 @@ def test_an_offset_that_stays_the_same_is_sent_each_hour(agent: Agent) -> None:
     assert agent.rows(after_ns=1) == [row]
     assert agent.rows(fetched(1), after_ns=REPEAT_NS) == []
     assert agent.rows(after_ns=UNCHANGED_NS - REPEAT_NS) == [row]
+
+
+def test_an_offset_that_was_not_seen_for_a_day_is_forgotten(agent: Agent) -> None:
+    agent.rows(fetched(1))
+    assert agent.rows(after_ns=KEPT_NS - 2 * SECOND_NS) != []
+    assert agent.rows(after_ns=UNCHANGED_NS) == []
+    assert (agent.offsets.held_bytes, agent.left_out) == (0, 0)
+
+
+def test_a_client_that_waits_longer_than_a_batch_takes_is_paired(agent: Agent) -> None:
+    first, second = committed(70, number=5), committed(71, number=6)
+    agent.see(first[0])
+    agent.see(second[0])
+    agent.see(first[1])
+    assert [row[3] for row in agent.rows(second[1])] == [70]
 
 
 def test_a_response_may_come_in_a_later_batch(agent: Agent) -> None:
