@@ -49,7 +49,7 @@ def groups(tables: OpenTables, period: Period, group: str | None, *, partitions:
 
     `lag_s` is the age of the oldest record that the group has not consumed. With `more_than` it is older than the first
     end in the period. `not_seen`: partitions whose end no agent saw. `members`: clients of the group in the last ten
-    minutes.
+    minutes, those with one client id by process where agents saw it.
     """
     for name in ("group_positions", "partition_ends"):
         tables.require(name)
@@ -58,16 +58,15 @@ def groups(tables: OpenTables, period: Period, group: str | None, *, partitions:
     if not partitions:
         of_rows = (*_LAG, "members", "partitions", "not_seen", "most_lag")
         members, of_members = _members(tables, period)
-        none = "0" if tables.add("traffic") else "NULL"
         sql = f"""
             SELECT "group", cluster, topic, count(*) AS partitions, max(lag) AS most_lag,
                 if(count(lag) > 0, least(sum(lag), 9e18), NULL)::BIGINT AS lag,
                 max(lag_s) AS lag_s, arg_max_null(more_than, lag_s) AS more_than, count(*) - count(lag) AS not_seen,
                 min(position_age_s) AS position_age_s, max(end_age_s) AS end_age_s, max(last) AS last,
-                coalesce(any_value(members), {none}) AS members
-            FROM ({sql}) LEFT JOIN ({members}) USING ("group") GROUP BY "group", cluster, topic
+                {members} AS members
+            FROM ({sql}) of_partitions GROUP BY "group", cluster, topic
         """
-        values = *values, *of_members
+        values = *of_members, *values
     return AnswerView(
         sql=sql,
         values=values,
@@ -158,10 +157,20 @@ def _of_partitions(tables: OpenTables, period: Period, group: str | None) -> tup
 
 
 def _members(tables: OpenTables, period: Period) -> tuple[str, tuple[object, ...]]:
-    """Return a relation of groups and the number of their clients at the end of the period, with its values."""
+    """Return SQL of the number of a group's members in a cluster, with its values.
+
+    They are those at the end of the period. Clients with the same client id count by process, where that was watched.
+    """
     if not tables.add("traffic"):
-        return 'SELECT NULL::VARCHAR AS "group", NULL::BIGINT AS members WHERE false', ()
+        return "NULL::BIGINT", ()
     end = period.end or datetime.now(UTC)
     where, values = within("window_end", Period(moved(end, -_RECENTLY), period.end))
-    counted = "count(DISTINCT coalesce(client_id, ''))"
-    return f'SELECT "group", {counted} AS members FROM traffic WHERE {where} GROUP BY "group"', values
+    process = "if(side = 'client', (node, pid, start_time), NULL)"
+    sql = f"""coalesce((
+        SELECT sum(processes) FROM (
+            SELECT "group" AS of_group, greatest(count(DISTINCT {process}), 1) AS processes,
+                array_agg(cluster_id) FILTER (cluster_id IS NOT NULL) AS clusters
+            FROM traffic WHERE {where} GROUP BY "group", client_id
+        ) WHERE of_group = "group" AND (clusters IS NULL OR list_contains(clusters, cluster))
+    ), 0)::BIGINT"""
+    return sql, values

@@ -83,7 +83,7 @@ _TRAFFIC = pa.schema(
         *((name, _TEXT) for name in ("cluster_id", "transactional_id")),
         *((name, _LONG) for name in ("records", "record_bytes", "uncounted_bytes", "refused_records")),
         *((name, _LONG) for name in ("refused_bytes", "api_key", "api_version", "acks", "batches", "throttle_ms")),
-        ("responses", _LONG),
+        *((name, _LONG) for name in ("responses", "pid", "start_time")),
         *_SUMS,
         *((name, pa.map_(_TEXT, _LONG)) for name in ("errors", "latency", "codecs")),
     ]

@@ -40,8 +40,8 @@ class GroupPosition(SeenOffset):
 
 
 class OffsetsEvent(Origin, Stamped):
-    """Ends and positions that changed, each at most once per 30 seconds."""
+    """Ends and positions that changed, each at most once per 30 seconds, and the others once per hour."""
 
     kind: Annotated[Literal["offsets"], KIND]
-    partition_ends: Annotated[list[PartitionEnd], "ends of partitions that changed since the agent sent them last"]
-    group_positions: Annotated[list[GroupPosition], "positions of consumer groups that changed, likewise"]
+    partition_ends: Annotated[list[PartitionEnd], "ends of partitions that changed, or that the agent sent an hour ago"]
+    group_positions: Annotated[list[GroupPosition], "positions of consumer groups, likewise"]

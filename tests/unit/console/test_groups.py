@@ -54,6 +54,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "traffic",
         [
             *({**window, "group": "billing", "client_id": name} for name in ("a", "a", "b")),
+            {**window, "group": "west", "client_id": "d", "cluster_id": "east"},
+            {**window, "group": "west", "client_id": "f", "side": "server", "cluster_id": "west"},
+            *(
+                {**window, "group": "west", "client_id": "e", "side": "client", "node": node, "pid": 1, "start_time": 1}
+                for node in ("n1", "n1", "n2")
+            ),
             {**early, "group": "stopped", "client_id": "c"},
         ],
     )
@@ -97,6 +103,10 @@ def test_offsets_are_joined_by_the_names_of_topics_and_the_only_cluster_that_has
 def test_topics_of_one_name_in_two_clusters_are_two(tables: Path) -> None:
     row = found(tables)["west"]
     assert (row["cluster"], row["lag"]) == ("west", 59)
+
+
+def test_members_are_counted_by_process_and_not_in_other_clusters(tables: Path) -> None:
+    assert found(tables)["west"]["members"] == 3  # e on two nodes, f; d is of another cluster
 
 
 def test_partitions_have_a_row_each(tables: Path) -> None:
