@@ -128,6 +128,7 @@ class Processor:
         connection = self.tracker.gone(conn)
         self.reader.forget(conn)
         self.produces.forget(conn)
+        self.offsets.forget(conn)
         if self._archive and not self.tracker.awaits_close(conn):
             self._archive.forget(conn)
         if connection:

@@ -79,6 +79,7 @@ class Watched:
     def close(self, conn: int) -> None:
         self.tracker.gone(conn)
         self.reader.forget(conn)
+        self.offsets.forget(conn)
 
     def sessions(self, conn: int) -> tuple[FetchSession, ...]:
         connection = self.tracker.get(conn)
@@ -99,4 +100,5 @@ def with_budget(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
 def let_all_go(watched: Watched, connections: int) -> None:
     for conn in range(1, 1 + connections):
         watched.tracker.gone(conn)
+        watched.offsets.forget(conn)
     reported(watched.tracker)

@@ -41,7 +41,8 @@ class OffsetExchanges:
         self._losses = losses
         self._newest: dict[tuple[Key, int | None], Exchanged] = {}  # by the shapes of both
         self._newest_bytes = 0
-        self._waiting: OrderedDict[Key, OneFrame] = OrderedDict()  # the oldest first
+        # By connection and by shape. The connections that wait longest come first.
+        self._waiting: OrderedDict[int, dict[int, OneFrame]] = OrderedDict()
         self._waiting_bytes = 0
         self._freed_bytes = 0
         self._shares = Shares(self._waiting_limit_bytes)
@@ -60,6 +61,7 @@ class OffsetExchanges:
         """Keep the newest exchanges of a batch."""
         requests: list[OneFrame] = []
         responses: list[FramesByConnection] = []
+        waiting = sum(map(len, self._waiting.values()))
         for grouped in batch:
             frames = grouped.frames
             facts = frames.shape.facts
@@ -72,9 +74,8 @@ class OffsetExchanges:
                 requests += _last(grouped, _COMMITS if facts.api_key == ApiKey.OFFSET_COMMIT else 1)
         if not (requests or (responses and self._waiting)):
             return
-        waiting = len(self._waiting)
         # Those that wait come first: if both are answered, the newer exchange is kept.
-        requests = [*self._waiting.values(), *requests]
+        requests[:0] = (request for of_connection in self._waiting.values() for request in of_connection.values())
         found = _responses(requests, responses)
         for at, request in enumerate(requests):
             if answered := found.get(at):
@@ -88,10 +89,16 @@ class OffsetExchanges:
         """Return the newest exchanges since the last call; forget requests that have waited too long by `now_ns`."""
         newest, self._newest, self._newest_bytes = self._newest, {}, 0
         if now_ns is not None:
-            for key, request in [*self._waiting.items()]:
-                if now_ns - request.ts_ns > _WAIT_NS:
-                    self._drop(key)
+            for of_connection in [*self._waiting.values()]:
+                for request in [*of_connection.values()]:
+                    if now_ns - request.ts_ns > _WAIT_NS:
+                        self._drop(request.key)
         return list(newest.values())
+
+    def forget(self, conn: int) -> None:
+        """Drop the requests of a connection that has ended."""
+        for request in [*self._waiting.get(conn, {}).values()]:
+            self._drop(request.key)
 
     def _keep(self, exchanged: Exchanged, counts: Counts) -> None:
         request, response = exchanged
@@ -109,21 +116,26 @@ class OffsetExchanges:
         self._newest[key] = exchanged
 
     def _wait(self, request: OneFrame) -> None:
-        if request.key in self._waiting:
+        conn, number = request.key
+        if number in self._waiting.get(conn, {}):
             return  # else one of a client that waits for responses longer than a batch takes would never be paired
         size, peer = _waiting_bytes(request), request.connection.sharing_peer
         fits = size <= self._waiting_limit_bytes
         if not (fits and self._shares.take(peer, size, self._waiting_bytes, self._freed_bytes)):
             self._losses[OFFSET_LIMIT] += 1
             return
-        self._waiting[request.key] = request
+        self._waiting.setdefault(conn, {})[number] = request
         self._waiting_bytes += size
         while self._waiting_bytes > self._waiting_limit_bytes:
             self._losses[OFFSET_LIMIT] += 1
-            self._drop(next(iter(self._waiting)))
+            longest = next(iter(self._waiting.values()))
+            self._drop(next(iter(longest.values())).key)
 
     def _drop(self, key: Key) -> None:
-        size = _waiting_bytes(self._waiting.pop(key))
+        conn, number = key
+        size = _waiting_bytes(self._waiting[conn].pop(number))
+        if not self._waiting[conn]:
+            del self._waiting[conn]
         self._waiting_bytes -= size
         self._freed_bytes += size
 

@@ -103,6 +103,10 @@ class Offsets:
         if self.exchanges.full:
             self._take_over(self.exchanges.take())
 
+    def forget(self, conn: int) -> None:
+        """Drop what waits for a connection that has ended, by the kernel's id."""
+        self.exchanges.forget(conn)
+
     def report(self, now_ns: int, until_us: int, clock: WallClock) -> Iterator[OffsetsEvent]:
         """End the interval, and return an iterator that makes its events.
 
