@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kafka_probe.protocol.error_codes import ERROR_CODES
 from kafka_probe_console.answer_command import internal_flag, prints_view
 from kafka_probe_console.columns import columns
 from kafka_probe_console.end_columns import not_internal
@@ -30,9 +31,19 @@ from kafka_probe_console.views import AnswerView, within
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
-_SUMS = ("requests", "records", "batches", "bytes", "refused_records", "errors")
+# Errors of partitions that are RetriableException in clients, of those that brokers return for Produce.
+_RETRIABLE = tuple(
+    ERROR_CODES[name]
+    for name in (
+        *("CORRUPT_MESSAGE", "UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE", "NOT_LEADER_OR_FOLLOWER"),
+        *("REQUEST_TIMED_OUT", "REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION", "NOT_ENOUGH_REPLICAS"),
+        *("NOT_ENOUGH_REPLICAS_AFTER_APPEND", "KAFKA_STORAGE_ERROR", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
+        *("CONCURRENT_TRANSACTIONS", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID"),
+    )
+)
+_SUMS = ("requests", "records", "batches", "bytes", "refused_records", "errors", "retries")
 _NUMBERS = ("requests", "requests_per_s", "records", "bytes", "records_per_batch", "bytes_per_batch")
-_COUNTS = ("refused_records", "errors", "topics")
+_COUNTS = ("refused_records", "errors", "retries", "topics")
 _SMALL_RECORDS, _OFTEN_PER_S = 2, 10
 _PRODUCER = ("client", "side", "workload", "acks")
 
@@ -50,7 +61,8 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
     """Print how each client writes: acks, idempotence, compression, and records and bytes per batch.
 
     `risks`: acks=0, acks=1, acks=differ, refused records. `waste`: most record sets are not compressed, or at least 10
-    requests per second have fewer than two records per batch.
+    requests per second have fewer than two records per batch. `retries`: errors of partitions after which clients send
+    the records again.
     """
     tables.require("traffic")
     where, values = within("window_start", period)
@@ -60,7 +72,8 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
                 if(side = 'client', node, NULL) AS node, level, api, if(acks = -1, 'all', acks::VARCHAR) AS acks,
                 transactional_id, {LIBRARY} AS library,
                 coalesce(topic, name, topic_id) AS topic, codecs, requests, records, batches, record_bytes AS bytes,
-                refused_records, {count_of("errors")} AS errors, {FIRST} AS first, {LAST} AS last
+                refused_records, {count_of("errors")} AS errors, {count_of("errors", *_RETRIABLE)} AS retries,
+                {FIRST} AS first, {LAST} AS last
             FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
             WHERE {where} AND {not_internal("client_id", internal=internal)}
         ),

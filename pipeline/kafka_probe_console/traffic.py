@@ -37,9 +37,10 @@ def bounded(total: str) -> str:
     return f"nullif(greatest(least({total}, {_OVERFLOWED}), -{_OVERFLOWED}), {_OVERFLOWED})::BIGINT"
 
 
-def count_of(counts: str, key: object = None) -> str:
-    """Return the sum of the counts of all keys, or of one; 0 without any. A forged one does not overflow."""
-    entries = counts if key is None else f"list_filter({counts}, lambda one: one.key = '{key}')"
+def count_of(counts: str, *keys: object) -> str:
+    """Return the sum of the counts of all keys, or of some; 0 without any. A forged one does not overflow."""
+    of_keys = ", ".join(f"'{key}'" for key in keys)
+    entries = f"list_filter({counts}, lambda one: one.key IN ({of_keys}))" if keys else counts
     return f"least(coalesce(list_sum(list_transform({entries}, lambda one: one.value::DOUBLE)), 0), 9e18)::BIGINT"
 
 

@@ -46,7 +46,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         produce("same id", -1, **large),
         produce("same id", 0, "server", **large),
         produce("late", -1, **large),
-        produce("late", None, **{**none, "refused_records": 7, "errors": {"22": 7}}),
+        produce("late", None, **{**none, "refused_records": 7, "errors": {"22": 7, "6": 2, "19": 1}}),
         produce("by topic", None, **large),
         produce("of a newer API", None, **{**none, "requests": 20}),
         produce("careless", -1, **large),
@@ -79,6 +79,14 @@ def test_a_producer_has_its_settings_and_its_batches(tables: Path) -> None:
     assert (careful["side"], careful["workload"], careful["node"]) == ("client", "python", "node-1")
     assert (careful["risks"], careful["waste"]) == (None, None)
     assert (rows["idempotent", "all"]["producer"], rows["idempotent", "1"]["producer"]) == ("idempotent", None)
+
+
+def test_errors_after_which_clients_send_again_are_retries(tables: Path) -> None:
+    rows = by_acks(tables)
+    assert [(row["errors"], row["retries"]) for row in (rows["late", "all"], rows["careful", "all"])] == [
+        (10, 3),
+        (0, 0),
+    ]
 
 
 def test_risks_and_waste_are_named(tables: Path) -> None:
