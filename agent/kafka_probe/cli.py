@@ -13,7 +13,7 @@ import signal
 import sys
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ import click
 
 import kafka_probe
 from kafka_probe import events
-from kafka_probe.command_group import CommandGroup
+from kafka_probe.command_group import CommandGroup, SettingOption
 from kafka_probe.config import (
     Config,
     DaemonConfig,
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CHOICE = ("client", "workload", "pid", "address", "connection", "api")
+_QUIET = MappingProxyType({"log_level": "warning"})
+_TRACED = MappingProxyType({**_QUIET, "requests": "all"})
 CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConfig.model_fields]
 
 
@@ -65,18 +68,23 @@ def execute() -> int:
     return 0
 
 
-def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options(
+    names: Iterable[str], defaults: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds a flag per named field of `Config`, and --config.
 
-    Values remain text: `Config` parses and checks them. Secrets have no flag.
+    Values remain text: `Config` parses and checks them. Secrets have no flag. defaults: those of the command, where
+    they are not the fields'.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         for name in reversed([name for name in names if not is_secret(Config.model_fields[name])]):
             field = Config.model_fields[name]
-            default = f" [default: {default_of(field)}]" if default_of(field) else ""
-            text = f"{field.description}{default}"
-            command = click.option(flag_of(name), name, metavar=metavar_of(field), help=text)(command)
+            default = defaults.get(name) or default_of(field)
+            text = f"{field.description} [default: {default}]" if default else field.description
+            command = click.option(flag_of(name), name, cls=SettingOption, metavar=metavar_of(field), help=text)(
+                command
+            )
         file = click.Path(dir_okay=False, path_type=Path)
         text = "TOML file with the same settings; flags and variables override it"
         return click.option("--config", "file", type=file, envvar=variable_of("config"), metavar="FILE", help=text)(
@@ -84,6 +92,19 @@ def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..
         )
 
     return decorate
+
+
+def _choice(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds flags that choose connections and APIs. what: their contents, in the plural."""
+    flags = (
+        click.option("--client", metavar="PATTERN", help="only of clients with such an id, with * and ? as in shells"),
+        click.option("--workload", metavar="PATTERN", help="command, container, systemd unit, pod or pod's owner"),
+        click.option("--pid", metavar="N", help="only of this process"),
+        click.option("--address", metavar="IP[:PORT]", help="only with this address at either end"),
+        click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id"),
+        click.option("--api", metavar="PATTERN", help=f"only {what} of these APIs"),
+    )
+    return lambda command: reduce(lambda decorated, flag: flag(decorated), reversed(flags), command)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -126,7 +147,7 @@ Examples:
   kafka-probe top --side server --json | jq .client.id
 """
 )
-@options(CAPTURE_FIELDS)
+@options(CAPTURE_FIELDS, _QUIET)
 @click.option(
     "--once", type=click.FloatRange(min=0.1), metavar="SECONDS", help="watch for this time, print one table and exit"
 )
@@ -136,7 +157,7 @@ def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **
     """Show a live table of clients, APIs and topics with their rates and latencies."""
     from kafka_probe.top import top_sink
 
-    config = _configured(flags, file, {"log_level": "warning"})
+    config = _configured(flags, file, _QUIET)
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     if sys.stderr.isatty():
@@ -153,15 +174,24 @@ Examples:
   kafka-probe trace --requests slower:100 --json | jq .topics
 """
 )
-@options(CAPTURE_FIELDS)
+@options(CAPTURE_FIELDS, _TRACED)
+@_choice("requests")
+@click.option("--topic", metavar="PATTERN", help="only requests that name such a topic")
+@click.option(
+    "--error",
+    metavar="NAME",
+    help="only responses with this error, such as NOT_LEADER_OR_FOLLOWER; any: with any error",
+)
 @click.option("--json", "as_json", is_flag=True, help="print the events as JSON, one per line")
 @click.option("--internal", is_flag=True, help="print kafka-probe's own requests as well")
 def trace(file: Path | None, as_json: bool, internal: bool, **flags: str | None) -> None:
-    """Print one line per request and its response."""
-    from kafka_probe.trace import trace_sink
+    """Print one line per request and its response. Narrow terminals get fewer fields."""
+    from kafka_probe.trace import RequestFilter, trace_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
-    _watch(config, trace_sink(as_json=as_json), internal_requests=internal)
+    choice = {name: flags.pop(name) for name in (*_CHOICE, "topic", "error")}
+    config = _configured(flags, file, _TRACED)
+    wanted = RequestFilter.of(config.requests, choice)
+    _watch(config, trace_sink(as_json=as_json, wanted=wanted), internal_requests=internal)
 
 
 @commands.command(
@@ -173,13 +203,8 @@ Examples:
   kafka-probe follow --client 'billing-*' --pcapng billing.pcapng
 """
 )
-@options(name for name in CAPTURE_FIELDS if name not in ("interval_s", "requests"))
-@click.option("--client", metavar="PATTERN", help="only of clients with such an id, with * and ? as in shells")
-@click.option("--workload", metavar="PATTERN", help="command, container, systemd unit, pod or pod's owner")
-@click.option("--pid", metavar="N", help="only of this process")
-@click.option("--address", metavar="IP[:PORT]", help="only with this address at either end")
-@click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id")
-@click.option("--api", metavar="PATTERN", help="only frames of these APIs")
+@options((name for name in CAPTURE_FIELDS if name not in ("interval_s", "requests")), _QUIET)
+@_choice("frames")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per frame")
 @capture_flags
 @click.option("-v", "--verbose", is_flag=True, help="show more items of each list")
@@ -196,8 +221,8 @@ def follow(
     from kafka_probe.follow import FollowSink, follow_settings
 
     most_bytes = capture_size(pcapng, pcapng_bytes, as_json=as_json)
-    choice = {name: flags.pop(name) for name in ("client", "workload", "pid", "address", "connection", "api")}
-    config = follow_settings(_configured(flags, file, {"log_level": "warning"}), choice)
+    choice = {name: flags.pop(name) for name in _CHOICE}
+    config = follow_settings(_configured(flags, file, _QUIET), choice)
     with _follow_output(config, pcapng, most_bytes, as_json=as_json, verbose=verbose) as (output, descriptor):
         sink = FollowSink(output, descriptor, notice=_to_stderr, ports=_ports(config))
         if sys.stderr.isatty():

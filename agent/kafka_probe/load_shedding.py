@@ -95,14 +95,9 @@ class LoadShedding:
     def _wants(self, event: RequestEvent) -> bool:
         if event["api_key"] in ADMINISTRATION:
             return True
-        match self._requests.which:
-            case "errors":
-                return bool(event["errors"])
-            case "slower":
-                latency_us = event["latency_us"]
-                return latency_us is not None and latency_us >= self._requests.slower_than_us
-            case "one_in":
-                self._seen += 1
-                return self._seen % self._requests.one_in == 0
-            case _:
-                return True
+        if event["api_key"] in ADMINISTRATION:
+            return True
+        if self._requests.which == "one_in":
+            self._seen += 1
+            return self._seen % self._requests.one_in == 0
+        return self._requests.chooses(failed=bool(event["errors"]), latency_us=event["latency_us"])

@@ -36,6 +36,18 @@ class ExchangeSelection:
             case found:
                 return cls(found[1])  # type: ignore[arg-type]  # the expression matches these texts only
 
+    def chooses(self, *, failed: bool, latency_us: int | None) -> bool:
+        """Return True if an exchange may be selected for its result; `1/N` selects among all."""
+        match self.which:
+            case "off":
+                return False
+            case "errors":
+                return failed
+            case "slower":
+                return latency_us is not None and latency_us >= self.slower_than_us
+            case _:
+                return True
+
     def __str__(self) -> str:
         match self.which:
             case "slower":

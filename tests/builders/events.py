@@ -100,6 +100,10 @@ def request(**fields: object) -> Any:
         "errors": {},
         "error_names": {},
         "topics": [partition(3, offset=70, records=5)],
+        "local": "10.0.0.1:9092",
+        "peer": "10.57.2.2:39282",
+        "conn_id": f"{1:016x}",
+        "flow_id": f"{2:016x}",
         **fields,
     }
 

@@ -17,6 +17,7 @@ from click import Command
 from click.testing import CliRunner
 
 from kafka_probe import cli
+from kafka_probe.command_group import SettingOption
 from kafka_probe.config import Config, DaemonConfig, flag_of, is_secret
 from kafka_probe.errors import StartError
 from kafka_probe.sinks.stdout import StdoutSink
@@ -156,9 +157,25 @@ def test_every_field_is_a_flag_of_run_except_secrets() -> None:
 
 @pytest.mark.parametrize("command", [cli.top, cli.trace, cli.follow])
 def test_what_only_looks_has_no_flag_of_a_sink_or_a_server(command: Command) -> None:
-    names = {parameter.name for parameter in command.params}
+    names = {parameter.name for parameter in command.params if isinstance(parameter, SettingOption)}
     assert "ports" in names
     assert names.isdisjoint(DaemonConfig.model_fields)
+
+
+def test_help_of_a_command_has_its_own_options_first_and_defaults_that_are_true() -> None:
+    def sections(command: str) -> dict[str, str]:
+        text = CliRunner().invoke(cli.commands, [command, "--help"], prog_name="kafka-probe").stdout
+        parts = [" ".join(part.split()) for part in text.split("\n\n")]
+        return {part.partition(":")[0]: part for part in parts}
+
+    traced, running = sections("trace"), sections("run")
+    assert "--topic PATTERN" in traced["Options"]
+    assert "are always sent, within a limit [default: all]" in traced["Capture"]
+    assert "lowest level of logged messages [default: warning]" in traced["Capture"]
+    assert "lowest level of logged messages [default: info]" in running["Capture"]
+    assert "--topic TEXT" in running["Destination of the events"]
+    assert "--listen HOST:PORT|off" in running["HTTP server and archive"]
+    assert "Destination of the events" not in traced
 
 
 def test_help_separates_commands_of_this_host_from_those_that_read_tables() -> None:

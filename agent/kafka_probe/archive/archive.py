@@ -11,7 +11,6 @@ from base64 import b64encode
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import cast
 
@@ -28,7 +27,8 @@ from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.connections.pending_closes import PendingClose
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import OWNER_NAMES, CloseFacts, FrameSamples, FramesEvent, WallClock
+from kafka_probe.events import CloseFacts, FrameSamples, FramesEvent, WallClock, owner_names
+from kafka_probe.patterns import ConnectionNames, matches, matches_connection
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe.protocol.schemas import apis
 
@@ -173,7 +173,7 @@ class Archive:
         conns = frames.column("conn")
         found = {
             conn: any(
-                _matches(self._filter.topic, name, topic_id)
+                matches(self._filter.topic, name, topic_id)
                 for name, topic_id in (self._names.resolve(topic, connection.cluster_id) for topic in topics)
             )
             for conn, connection in self._known(conns).items()
@@ -181,19 +181,15 @@ class Archive:
         return np.array([found.get(conn, False) for conn in conns.tolist()], np.bool_)
 
     def _matches_connection(self, connection: Connection) -> bool:
-        wanted, identity = self._filter, connection.identity
-        if not _matches(wanted.client, connection.client_id):
-            return False
-        if wanted.pid and wanted.pid != str(connection.workload.pid):
-            return False
-        if wanted.connection and wanted.connection not in (f"{connection.conn_id:016x}", identity.flow_id):
-            return False
-        if wanted.address and not any(_has_address(end, wanted.address) for end in (identity.local, identity.peer)):
-            return False
-        if not wanted.workload:
-            return True
-        owner = connection.workload.named()
-        return _matches(wanted.workload, *(owner[name] for name in OWNER_NAMES))
+        identity, workload = connection.identity, connection.workload
+        names = ConnectionNames(
+            connection.client_id,
+            workload.pid,
+            (identity.local, identity.peer),
+            (f"{connection.conn_id:016x}", identity.flow_id),
+            lambda: owner_names(workload.named()),
+        )
+        return matches_connection(self._filter, names)
 
     def _known(self, conns: KeyArray) -> dict[int, Connection]:
         """Return those of the connections that are known and not kafka-probe's own."""
@@ -204,7 +200,7 @@ class Archive:
     def _is_of_api(self) -> Mask:
         """Return which API keys the filter has, (256,)."""
         names = {api.key: api.name for api in apis().values()}
-        return np.array([_matches(self._filter.api, names.get(key)) for key in range(NO_API + 1)], np.bool_)
+        return np.array([matches(self._filter.api, names.get(key)) for key in range(NO_API + 1)], np.bool_)
 
     def _events(
         self, samples: Samples, connections: Mapping[int, Connection], *, spare: float
@@ -242,17 +238,6 @@ class _TokenBucket:
             return False
         self.left -= size
         return True
-
-
-def _matches(pattern: str, *names: str | None) -> bool:
-    """Return True if one of the names matches the pattern, or if the pattern is empty."""
-    return not pattern or any(name is not None and fnmatchcase(name, pattern) for name in names)
-
-
-def _has_address(end: str, address: str) -> bool:
-    """Return True if an end, such as `[::1]:9092`, has the address, which may lack the port."""
-    host = end.rpartition(":")[0]
-    return address in (end, host, host.strip("[]"))
 
 
 def _abnormal(closed: PendingClose) -> CloseFacts | None:

@@ -49,6 +49,7 @@ from kafka_probe.events.shared_fields import (
     ProcessFacts,
     WorkloadFacts,
     is_internal,
+    owner_names,
 )
 from kafka_probe.events.times import Interval, WallClock
 from kafka_probe.events.topics import NamedTopic, TopicsEvent
@@ -108,6 +109,7 @@ __all__ = [
     "fields_of",
     "is_internal",
     "own_fields",
+    "owner_names",
 ]
 
 _OfEventsTopic = (

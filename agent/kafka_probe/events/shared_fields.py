@@ -89,6 +89,11 @@ OWNER_NAMES: tuple[Literal["comm", "container_id", "container_name", "unit", "po
 """The fields by which people name a workload."""
 
 
+def owner_names(workload: WorkloadFacts) -> tuple[str | None, ...]:
+    """Return the names of a workload."""
+    return tuple(workload[name] for name in OWNER_NAMES)
+
+
 class ClientFacts(TypedDict):
     """The Kafka client of a connection."""
 
