@@ -25,7 +25,7 @@ _COMMITS = 8  # most commits of each connection and shape in a batch that are pa
 _RESPONSES = 16  # first and last responses of each connection and shape in a batch that are compared with requests
 _WAIT_NS = 60_000_000_000  # a response that comes later is not paired
 
-Counts = Callable[[Key], bool]
+IsCounted = Callable[[Key], bool]
 """Returns True if the counts of the interval hold a shape, so that it takes no memory here."""
 
 
@@ -57,7 +57,7 @@ class OffsetExchanges:
         """Return True if the caller should call `take` now."""
         return self._newest_bytes > self._newest_limit_bytes
 
-    def see(self, batch: Sequence[FramesByConnection], counts: Counts) -> None:
+    def see(self, batch: Sequence[FramesByConnection], counts: IsCounted) -> None:
         """Keep the newest exchanges of a batch."""
         requests: list[OneFrame] = []
         responses: list[FramesByConnection] = []
@@ -100,7 +100,7 @@ class OffsetExchanges:
         for request in [*self._waiting.get(conn, {}).values()]:
             self._drop(request.key)
 
-    def _keep(self, exchanged: Exchanged, counts: Counts) -> None:
+    def _keep(self, exchanged: Exchanged, counts: IsCounted) -> None:
         request, response = exchanged
         # A response with an error has another shape: it does not replace one without.
         key = response.key, request.key[1] if request else None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frames_by_connection import FramesByConnection
-from kafka_probe.connections.offset_exchanges import OFFSET_LIMIT, Counts, OffsetExchanges
+from kafka_probe.connections.offset_exchanges import OFFSET_LIMIT, IsCounted, OffsetExchanges
 from kafka_probe.connections.offset_facts import Exchanged, FoundOffset, found_offsets
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import GroupPosition, OffsetsEvent, PartitionEnd, WallClock
@@ -72,7 +72,7 @@ class _Offset:
     sent_ns: int = 0
 
 
-class _Row(NamedTuple):
+class _DueOffset(NamedTuple):
     subject: _Subject
     partition: int
     offset: int
@@ -95,7 +95,7 @@ class Offsets:
         self._clusters: dict[tuple[int, str], str] = {}
         self._offsets: OrderedDict[_Subject, dict[int, _Offset]] = OrderedDict()  # the most recently seen last
 
-    def see(self, batch: Sequence[FramesByConnection], counts: Counts) -> None:
+    def see(self, batch: Sequence[FramesByConnection], counts: IsCounted) -> None:
         """Keep the newest frames of a batch that contain offsets."""
         for grouped in batch:
             self._learn_cluster(grouped)
@@ -183,12 +183,12 @@ class Offsets:
                 return
             self._forget_oldest()
 
-    def _due(self, now_ns: int) -> list[_Row]:
+    def _due(self, now_ns: int) -> list[_DueOffset]:
         """Return the offsets to send now, at most MOST_ROWS; count those that are left for the next interval.
 
         What was sent is not due for `REPEAT_NS`, so that the others have their turn.
         """
-        rows: list[_Row] = []
+        rows: list[_DueOffset] = []
         shares = Shares(MOST_ROWS)
         for subject, partitions in self._offsets.items():
             for partition, offset in partitions.items():
@@ -198,7 +198,7 @@ class Offsets:
                 if len(rows) == MOST_ROWS or not shares.take(offset.peer, 1, len(rows)):
                     self.losses[OFFSET_LIMIT] += 1
                     continue
-                rows.append(_Row(subject, partition, offset.value, offset.source, offset.seen_ns))
+                rows.append(_DueOffset(subject, partition, offset.value, offset.source, offset.seen_ns))
                 offset.sent, offset.sent_ns = offset.value, now_ns
         return rows
 
@@ -208,7 +208,7 @@ def _broker(connection: Connection) -> str:
     return identity.local if identity.server_side else identity.peer
 
 
-def _events(rows: list[_Row], until_us: int, clock: WallClock) -> Iterator[OffsetsEvent]:
+def _events(rows: list[_DueOffset], until_us: int, clock: WallClock) -> Iterator[OffsetsEvent]:
     for part in _parts(rows):
         ends: list[PartitionEnd] = []
         positions: list[GroupPosition] = []
@@ -230,9 +230,9 @@ def _events(rows: list[_Row], until_us: int, clock: WallClock) -> Iterator[Offse
         yield {"kind": "offsets", "partition_ends": ends, "group_positions": positions, "ts": until_us}
 
 
-def _parts(rows: list[_Row]) -> Iterator[list[_Row]]:
+def _parts(rows: list[_DueOffset]) -> Iterator[list[_DueOffset]]:
     """Yield the rows of each event."""
-    part: list[_Row] = []
+    part: list[_DueOffset] = []
     characters = 0
     for row in rows:
         of_row = sum(len(text) for text in row.subject if text)
