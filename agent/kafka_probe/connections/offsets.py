@@ -104,7 +104,7 @@ class Offsets:
             self._take_over(self.exchanges.take())
 
     def forget(self, conn: int) -> None:
-        """Drop what waits for a connection that has ended, by the kernel's id."""
+        """Drop the requests of a connection that has ended, by the kernel's id."""
         self.exchanges.forget(conn)
 
     def report(self, now_ns: int, until_us: int, clock: WallClock) -> Iterator[OffsetsEvent]:
