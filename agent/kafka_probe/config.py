@@ -215,7 +215,7 @@ class Config(DaemonConfig):
     open_interval_s: float = Field(3600.0, gt=0, le=86400)
     """interval at which each open connection is reported again; these reports are spread evenly"""
     requests: Requests = Field(ExchangeSelection(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
-    """requests to send as events; administrative ones, see `admin`, are always sent, within a limit"""
+    """requests to send as events; those that `admin` and `rebalances` print are always sent, within limits"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
     """CPU of the capture thread, in cores, above which it leaves out the events that --requests chooses, then topics"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -2,7 +2,7 @@
 
 While the capture thread takes more CPU time than its limit, this module leaves out detail: first `request` events,
 then topics. Detail returns when the CPU time allows. Counts are never left out, and neither are the events of requests
-that change a cluster: `connections/exchange.py` has a limit for them.
+that change a cluster or the members of a group: `connections/exchange.py` has limits for them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from kafka_probe.connections.frame_reader import Frames
 from kafka_probe.events import RequestEvent
 from kafka_probe.protocol.administration import ADMINISTRATION
+from kafka_probe.protocol.membership import GROUP_CHANGES
 from kafka_probe.setting_types import ExchangeSelection
 
 LOSSES = {
@@ -23,6 +24,7 @@ LOSSES = {
 # _MOST_CALM_INTERVALS; it is reset once the load stays low with full detail. Detail also returns after
 # _MOST_CALM_INTERVALS in a row below the limit: a load between half and all of the limit must not disable it forever.
 _CALM_INTERVALS, _MOST_CALM_INTERVALS = 3, 96
+_NEVER_SHED = ADMINISTRATION | GROUP_CHANGES
 
 log = logging.getLogger(__name__)
 
@@ -85,17 +87,15 @@ class LoadShedding:
     def skip(self, batch: Iterable[Frames]) -> None:
         """Count the responses of a batch that become no events because of the CPU limit."""
         if self._requests.which != "off":
-            left_out = (frames for frames in batch if frames.shape.facts.api_key not in ADMINISTRATION)
+            left_out = (frames for frames in batch if frames.shape.facts.api_key not in _NEVER_SHED)
             self.losses["request_shed"] += sum(len(frames.index) for frames in left_out if frames.shape.facts.response)
 
     def wanted(self, events: Iterable[RequestEvent]) -> Iterator[RequestEvent]:
-        """Return the events that the settings select, and those of administration."""
+        """Return the events that the settings select, and those of changes of the cluster and of groups."""
         return filter(self._wants, events)
 
     def _wants(self, event: RequestEvent) -> bool:
-        if event["api_key"] in ADMINISTRATION:
-            return True
-        if event["api_key"] in ADMINISTRATION:
+        if event["api_key"] in ADMINISTRATION or "membership" in event:
             return True
         if self._requests.which == "one_in":
             self._seen += 1

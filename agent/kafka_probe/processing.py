@@ -14,11 +14,12 @@ from kafka_probe.config import Config
 from kafka_probe.connections import offset_facts
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
-from kafka_probe.connections.exchange import MEASURED, Exchanges
+from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.offsets import Offsets
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.refused_produces import RefusedProduces
+from kafka_probe.connections.request_events import MEASURED
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.dispatch import Dispatcher
@@ -28,10 +29,11 @@ from kafka_probe.flow_sums import SUMMED
 from kafka_probe.flows import Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
+from kafka_probe.protocol.facts import MeasureKind
 from kafka_probe.setting_types import ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
 
-_MEASURED = (*SUMMED, *offset_facts.MEASURED)  # without `--requests`
+_MEASURED = (*SUMMED, *offset_facts.MEASURED, MeasureKind.REASON_BYTES)  # without `--requests`
 
 
 class Portion(NamedTuple):
@@ -151,7 +153,7 @@ class Processor:
             self._frames.append(self._archive.note_closes(settled))
 
     def finish(self) -> None:
-        """Queue events of the requests that changed the cluster and still wait for their responses."""
+        """Queue events of the requests that changed the cluster or a group and still wait for their responses."""
         self.exchanges.finish()
 
     def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
@@ -188,7 +190,7 @@ class Processor:
         return {**self.reader.counters, **self._brokers.counters}
 
     def _switch_exchanges(self) -> None:
-        """Pair all requests, or only those of administration: pairing costs more than counting frames."""
+        """Pair all requests, or only those that change something: pairing costs more than counting frames."""
         if (pair_all := self.load_shedding.requests) != self.exchanges.pairs_all:
             self.exchanges.pair_all(pair_all=pair_all)
             self.reader.set_measures((*_MEASURED, *MEASURED) if pair_all else _MEASURED)

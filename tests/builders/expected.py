@@ -61,7 +61,8 @@ class Expected:
             for element in elements:
                 if each.type.removeprefix("[]") == "bytes" or each.name in self.hidden:
                     text = element.encode() if isinstance(element, str) else element
-                    self._measure(MeasureKind.HIDDEN_BYTES, scope, -1 if text is None else len(text))
+                    kind = MeasureKind.REASON_BYTES if each.name == "Reason" else MeasureKind.HIDDEN_BYTES
+                    self._measure(kind, scope, -1 if text is None else len(text))
                 elif isinstance(element, dict):
                     opens = scopes_inside(each.name, members, scope)
                     self._enter(opens, element)

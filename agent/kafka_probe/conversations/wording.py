@@ -28,7 +28,8 @@ _NO_VALUE = ("", -1, None)
 _ALL_ACKS = -1
 _BYTES = (MeasureKind.RECORD_BYTES, MeasureKind.UNCOUNTED_BYTES)
 _NOT_SHOWN = {
-    *(MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES, MeasureKind.HIDDEN_BYTES)
+    *(MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES),
+    *(MeasureKind.REASON_BYTES, MeasureKind.HIDDEN_BYTES),
 }
 _MOST_ITEMS, _MOST_ITEMS_VERBOSE = 8, 256  # of a list
 

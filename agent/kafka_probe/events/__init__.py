@@ -37,7 +37,7 @@ from kafka_probe.events.lifecycle import (
     ResetEvent,
 )
 from kafka_probe.events.offsets import GroupPosition, OffsetsEvent, PartitionEnd
-from kafka_probe.events.request import RequestEvent, RequestParameters, RequestTopic
+from kafka_probe.events.request import MembershipFacts, RequestEvent, RequestParameters, RequestTopic
 from kafka_probe.events.shared_fields import (
     INTERNAL_CLIENT,
     OWNER_NAMES,
@@ -83,6 +83,7 @@ __all__ = [
     "GroupPosition",
     "Interval",
     "ListOf",
+    "MembershipFacts",
     "NamedTopic",
     "Nat",
     "OffsetsEvent",

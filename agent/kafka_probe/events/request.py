@@ -71,7 +71,23 @@ class RequestParameters(TypedDict, total=False):
     mechanism: Annotated[str, "SASL mechanism"]
 
 
-class RequestEvent(ConnectionFacts, ApiFacts, ExchangeFacts, RequestParameters, Stamped):
+class MembershipFacts(TypedDict, total=False):
+    """The change that the exchange made for a member of a group."""
+
+    membership: Annotated[
+        str,
+        "joined, left; assigned: the member got partitions; new: the broker named a new member, which joins next; "
+        "removed: the broker no longer knows the member; fenced: another took its place, or it has an old epoch; "
+        "refused: it may not join; absent: nothing changed",
+    ]
+    reason: Annotated[
+        str,
+        "why a member of a classic group joins or leaves (KIP-800): poll_timeout, close, unsubscribe, metadata_change "
+        "or other; known by the length of the Java client's text, which stays in the kernel; absent: none was given",
+    ]
+
+
+class RequestEvent(ConnectionFacts, ApiFacts, ExchangeFacts, RequestParameters, MembershipFacts, Stamped):
     """One request with its response."""
 
     kind: Annotated[Literal["request"], KIND]

@@ -128,7 +128,8 @@ class MeasureKind(Enum):
     PARTITION_MAX_BYTES = "partition maximum bytes"
     SESSION_EPOCH = "session epoch"  # always above 0: 0 and -1 are facts
     THROTTLE_MS = "throttle time"
-    HIDDEN_BYTES = "lengths of hidden fields"  # of strings and bytes that stay in the kernel, negative for null
+    REASON_BYTES = "length of the reason"  # why a member joins or leaves (KIP-800), negative for null
+    HIDDEN_BYTES = "lengths of hidden fields"  # of other strings and bytes that stay in the kernel, likewise
 
 
 POSITIVE = frozenset(

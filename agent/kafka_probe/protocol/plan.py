@@ -62,6 +62,7 @@ class Plan:
         return Plan(_until_last_role(tuple(_only(kinds, step) for step in self.steps)), self.done)
 
 
+_HIDDEN_LENGTHS = {"Reason": MeasureKind.REASON_BYTES}
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
 
 # Flexible headers do not encode the client id compactly, so that any broker can read any ApiVersions request.
@@ -159,7 +160,7 @@ def _plain(kind: str, field: SchemaField, within: _Within, tag: int | None = Non
         return PlanStep(field.name, Form.FIXED, WIDTHS[kind], not kind.startswith("u"), role, within.scope, tag=tag)
     form = Form.RECORDS if kind == "records" else Form.STRING
     if kind == "bytes" or (kind == "string" and field.name in within.hidden):
-        form, role = Form.LENGTH, MeasureKind.HIDDEN_BYTES
+        form, role = Form.LENGTH, _HIDDEN_LENGTHS.get(field.name, MeasureKind.HIDDEN_BYTES)
     return PlanStep(
         field.name, form, 0 if within.flexible else _LENGTH_WIDTHS[kind], role=role, scope=within.scope, tag=tag
     )

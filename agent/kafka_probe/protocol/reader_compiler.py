@@ -173,12 +173,12 @@ class _Writer:
 
     def length(self, step: PlanStep) -> None:
         """Add the lines for a field of which only the length was copied."""
-        if step.size:
-            self._measure(step, MeasureKind.HIDDEN_BYTES)
+        kind = step.role if isinstance(step.role, MeasureKind) else None
+        if step.size and kind:
+            self._measure(step, kind)
         else:
             self._line("start = at")
             self._line("_, at = uvarint(data, at)")
-            kind = MeasureKind.HIDDEN_BYTES if step.role else None
             block = self._constant(Block(kind, Encoding.COMPACT_LENGTH))
             self._line(f"located.append(({block}, {', '.join(_place(step))}, start, at))")
 

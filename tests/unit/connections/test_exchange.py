@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kafka_probe.capture.sample import NO_API, Flag
-from kafka_probe.connections.exchange import CHARACTERS, EVENT_ENTRIES, MOST_ADMINISTRATION, ROWS, Exchanges
+from kafka_probe.connections.exchange import EVENT_ENTRIES, MOST_ADMINISTRATION, Exchanges
 from kafka_probe.connections.frame_reader import FrameReader
+from kafka_probe.connections.request_events import CHARACTERS, ROWS
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import INTERNAL_CLIENT, RequestEvent

@@ -1,0 +1,203 @@
+"""Changes of the members of groups are `request` events without `--requests`, with what changed and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafka_probe.connections.exchange import MOST_MEMBERSHIP, Exchanges
+from kafka_probe.connections.frame_reader import FrameReader
+from kafka_probe.connections.heartbeats import MOST_UNANSWERED
+from kafka_probe.connections.topic_names import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.load_shedding import LoadShedding
+from kafka_probe.processing import _MEASURED
+from kafka_probe.protocol.error_codes import ERROR_CODES
+from kafka_probe.setting_types import ExchangeSelection
+from kafka_probe.workloads import WorkloadResolver
+from tests.builders.event_schema import assert_body_valid
+from tests.builders.events import SINCE_BOOT
+from tests.builders.samples import Samples as Frames
+from tests.builders.samples import by_hand, opened, stream
+from tests.builders.trees import Tree
+
+JOIN, SYNC, LEAVE, BEAT, CONSUMER = "JoinGroup", "SyncGroup", "LeaveGroup", "Heartbeat", "ConsumerGroupHeartbeat"
+VERSIONS = {JOIN: 9, SYNC: 5, LEAVE: 5, BEAT: 4, CONSUMER: 1, "ShareGroupHeartbeat": 1, "StreamsGroupHeartbeat": 0}
+MEMBER = {"GroupId": "billing", "MemberId": "m1"}
+ASSIGNED: Any = {"Assignment": {"TopicPartitions": [{"TopicId": bytes(range(16)), "Partitions": [0, 1]}]}}
+
+
+class Watched:
+    """Connections 1 and 2, and the events of an agent without `--requests`."""
+
+    def __init__(self) -> None:
+        self.tracker = Tracker(WorkloadResolver())
+        self.reader = FrameReader(_MEASURED)
+        self.exchanges = Exchanges(self.tracker, TopicNames())
+        self.exchanges.pair_all(pair_all=False)
+        self.load_shedding = LoadShedding(ExchangeSelection("off"), None)
+        for conn in (1, 2):
+            self.tracker.take(opened(conn)[0])
+
+    def see(self, *samples: Frames, software: str | None = None) -> list[Any]:
+        """Return the events of a batch."""
+        for conn in (1, 2):
+            connection = self.tracker.get(conn)
+            assert connection
+            connection.software_name = software
+        if chosen := self.exchanges.chosen(list(self.reader.read(stream(*samples)))):
+            self.exchanges.pair(chosen)
+        events = [*self.load_shedding.wanted(self.exchanges.take_events(SINCE_BOOT))]
+        for event in events:
+            assert_body_valid(event)
+        return events
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def ask(name: str, number: int = 1, conn: int = 1, **fields: object) -> Frames:
+    """Return a request with the correlation id `number`."""
+    tree: Tree = {**MEMBER, **fields}
+    return by_hand(name, VERSIONS[name], tree, conn, correlation_id=number, frame_bytes=50, ts_ns=1_000_000 * number)
+
+
+def answer(name: str, number: int = 1, conn: int = 1, error: str | None = None, **fields: object) -> Frames:
+    """Return the response to such a request, half a millisecond later."""
+    tree: Tree = {"ErrorCode": ERROR_CODES[error] if error else 0, **fields}
+    times = {"ts_ns": 1_000_000 * number + 500_000, "latency_us": 500}
+    return by_hand(name, VERSIONS[name], tree, conn, answer=True, correlation_id=number, frame_bytes=50, **times)
+
+
+def leaving(reason: str | None) -> Frames:
+    return ask(LEAVE, Members=[{"MemberId": "m1", "Reason": reason}])
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "change"),
+    [
+        (ask(JOIN), answer(JOIN, GenerationId=7, MemberId="m1"), "joined"),
+        (ask(JOIN, MemberId=""), answer(JOIN, error="MEMBER_ID_REQUIRED", MemberId="m1"), "new"),
+        (ask(JOIN), answer(JOIN, error="UNKNOWN_MEMBER_ID"), "removed"),
+        (ask(JOIN), answer(JOIN, error="GROUP_MAX_SIZE_REACHED"), "refused"),
+        (ask(SYNC, GenerationId=7), answer(SYNC), "assigned"),
+        (ask(SYNC, GenerationId=7), answer(SYNC, error="FENCED_INSTANCE_ID"), "fenced"),
+        (leaving(None), answer(LEAVE), "left"),
+        (ask(BEAT), answer(BEAT, error="UNKNOWN_MEMBER_ID"), "removed"),
+        (ask(CONSUMER, MemberEpoch=0), answer(CONSUMER, MemberEpoch=4), "joined"),
+        (ask(CONSUMER, MemberEpoch=-1), answer(CONSUMER, MemberEpoch=-1), "left"),
+        (ask(CONSUMER, MemberEpoch=-2), answer(CONSUMER, MemberEpoch=-2), "left"),
+        (ask(CONSUMER, MemberEpoch=4), answer(CONSUMER, MemberEpoch=5, **ASSIGNED), "assigned"),
+        (ask(CONSUMER, MemberEpoch=4), answer(CONSUMER, error="FENCED_MEMBER_EPOCH"), "fenced"),
+        (ask(CONSUMER, MemberEpoch=0), answer(CONSUMER, error="UNRELEASED_INSTANCE_ID"), "refused"),
+        (ask("ShareGroupHeartbeat", MemberEpoch=0), answer("ShareGroupHeartbeat", MemberEpoch=1), "joined"),
+        (ask("StreamsGroupHeartbeat", MemberEpoch=-1), answer("StreamsGroupHeartbeat", MemberEpoch=-1), "left"),
+    ],
+)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_what_an_exchange_changed_for_a_member(
+    watched: Watched, asked: Frames, answered: Frames, change: str, batches: int
+) -> None:
+    events = watched.see(asked, answered) if batches == 1 else watched.see(asked) + watched.see(answered)
+    (event,) = events
+    assert (event["membership"], event["group"], event["member_id"]) == (change, "billing", "m1")
+    assert (event["latency_us"], "reason" in event) == (500, False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        (ask(JOIN), answer(JOIN, error="REBALANCE_IN_PROGRESS")),
+        (ask(SYNC), answer(SYNC, error="REBALANCE_IN_PROGRESS")),
+        (ask(LEAVE), answer(LEAVE, error="NOT_COORDINATOR")),
+        (ask(BEAT), answer(BEAT)),
+        (ask(BEAT), answer(BEAT, error="REBALANCE_IN_PROGRESS")),
+        (ask(CONSUMER, MemberEpoch=4), answer(CONSUMER, MemberEpoch=4)),
+        (ask(CONSUMER, MemberEpoch=0), answer(CONSUMER, error="COORDINATOR_LOAD_IN_PROGRESS")),
+    ],
+)
+def test_an_exchange_that_changes_nothing_is_no_event(watched: Watched, asked: Frames, answered: Frames) -> None:
+    assert watched.see(asked, answered) == []
+    assert watched.see(asked) == []
+    assert watched.see(answered) == []
+    assert not any(watched.exchanges.losses.values())
+
+
+def test_the_generation_and_epoch_of_a_change_are_those_of_the_response(watched: Watched) -> None:
+    joined = watched.see(ask(JOIN), answer(JOIN, GenerationId=7, MemberId="m1"))
+    epoch = watched.see(ask(CONSUMER, 2, MemberEpoch=0), answer(CONSUMER, 2, MemberEpoch=4))
+    assert (joined[0]["generation"], epoch[0]["member_epoch"]) == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("consumer poll timeout has expired.", "poll_timeout"),
+        ("the consumer is being closed", "close"),
+        ("the consumer unsubscribed from all topics", "unsubscribe"),
+        ("something else", "other"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_reason_of_the_java_client_is_known_by_its_length(
+    watched: Watched, reason: str | None, expected: str | None
+) -> None:
+    for software in ("apache-kafka-java", None):
+        (event,) = watched.see(leaving(reason), answer(LEAVE), software=software)
+        assert event.get("reason") == expected
+    (event,) = watched.see(leaving(reason), answer(LEAVE), software="kgo")
+    assert event.get("reason") == (expected and "other")
+    assert reason is None or reason == "" or reason not in str(event)
+
+
+def test_a_member_joins_again_because_metadata_changed(watched: Watched) -> None:
+    asked = ask(JOIN, Reason="cached metadata has changed")
+    (event,) = watched.see(asked, answer(JOIN, GenerationId=7))
+    assert event["reason"] == "metadata_change"
+
+
+def test_a_request_that_removes_several_members_has_no_reason(watched: Watched) -> None:
+    members = [{"MemberId": name, "Reason": "the consumer is being closed"} for name in ("m1", "m2")]
+    (event,) = watched.see(ask(LEAVE, MemberId="", Members=members), answer(LEAVE))
+    assert (event["membership"], "reason" in event, "member_id" in event) == ("left", False, False)
+
+
+def test_a_client_that_leaves_does_not_wait_for_the_response(watched: Watched) -> None:
+    watched.see(leaving("the consumer is being closed"))
+    connection = watched.tracker.gone(1)
+    assert connection
+    watched.exchanges.forget_connection(connection)
+    (event,) = watched.load_shedding.wanted(watched.exchanges.take_events(SINCE_BOOT))
+    assert (event["membership"], event["response_bytes"]) == ("left", None)
+
+
+def test_only_the_heartbeats_that_change_something_are_paired_with_their_response(watched: Watched) -> None:
+    samples = [ask(BEAT, number, conn) for conn in (1, 2) for number in range(50)]
+    samples += [answer(BEAT, number, conn) for conn in (1, 2) for number in range(49)]
+    samples += [answer(BEAT, 49, 1), answer(BEAT, 49, 2, "UNKNOWN_MEMBER_ID")]
+    (event,) = watched.see(*samples)
+    assert (event["conn_id"], event["correlation_id"]) == (f"{2:016x}", 49)
+
+
+def test_heartbeats_wait_for_their_response_within_a_bound(watched: Watched) -> None:
+    watched.see(*(ask(BEAT, number) for number in range(MOST_UNANSWERED + 1)))
+    watched.see(ask(BEAT, 10_000), answer(BEAT, 10_000))
+    refused = [answer(BEAT, number, error="UNKNOWN_MEMBER_ID") for number in (0, 1, MOST_UNANSWERED)]
+    assert [event["correlation_id"] for event in watched.see(*refused)] == [1, MOST_UNANSWERED]
+    assert watched.exchanges.losses["membership_limit"] == 1
+
+
+def test_changes_of_members_have_a_limit_of_their_own(watched: Watched) -> None:
+    count = MOST_MEMBERSHIP // 2 + MOST_MEMBERSHIP // 8  # the most that one peer may use
+    leave = [ask(LEAVE, 1, Members=[{"MemberId": "m1"}]) for _ in range(count + 3)]
+    assert len(watched.see(*leave, answer(LEAVE))) == count
+    assert watched.exchanges.losses["membership_limit"] == 3
+    topics = by_hand("DeleteTopics", 4, {"TopicNames": ["x"]}, 2, correlation_id=1)
+    (event,) = watched.see(topics, by_hand("DeleteTopics", 4, {}, 2, answer=True, correlation_id=1, frame_bytes=9))
+    assert event["api"] == "DeleteTopics"
+    watched.exchanges.begin_interval()
+    assert len(watched.see(ask(SYNC), answer(SYNC))) == 1
