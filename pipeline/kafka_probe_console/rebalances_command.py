@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TIME = "least(ts, received_ts)"
 """The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
-_BEFORE = timedelta(days=1)  # the period before the one of the rows, in which members may have joined first
+_SETTLED = timedelta(minutes=2)  # after the begin of a generation: by then the tables have all that joined it
 _KNOWN = "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM requests WHERE membership IS NOT NULL"
 
 
@@ -43,78 +43,96 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
     if not tables.add("requests") or "membership" not in tables.columns("requests"):
         tables.require("traffic")
         raise TableError("The tables have no request that changed the members of a group.")
-    begin = moved(period.begin, -_BEFORE) if period.begin else None
-    where, values = within(_TIME, Period(begin, period.end))
+    # Members may have joined long before the period.
+    where, values = within(_TIME, Period(None, period.end))
     shown, of_shown = ("time >= ?", (period.begin,)) if period.begin else ("true", ())
     of_group = ' AND "group" GLOB ?' if group else ""
+    settled = moved(period.end or datetime.now(UTC), -_SETTLED)
     sql = f"""
-        WITH seen AS (
-            SELECT {_TIME} AS time, time - to_microseconds(coalesce(latency_us, 0)) AS asked, "group", member_id,
-                if(member_id IS NULL, NULL, ("group", member_id)) AS member, instance_id, membership, reason, api,
-                api_version, coalesce(nullif(generation, -1), member_epoch) AS generation, client.id AS client,
-                {library_of("client")} AS library, side,
-                if(side = 'client', {workload_of(tables, "requests")}, NULL) AS workload,
+        WITH reported AS (
+            SELECT {_TIME} AS time, time - to_microseconds(coalesce(latency_us, 0)) AS asked, "group", membership,
+                reason, api, api_version, coalesce(nullif(generation, -1), member_epoch) AS generation, partitions,
+                nullif(named.member_id, '') AS member_id, nullif(named.instance_id, '') AS instance_id,
+                -- A static member keeps its instance id when it gets another member id.
+                if(coalesce(instance_id, member_id) IS NULL, NULL, ("group", coalesce(instance_id, member_id)))
+                    AS member,
+                client.id AS client, {library_of("client")} AS library, side, flow_id, agent_id, conn_id, assignor,
+                correlation_id, if(side = 'client', {workload_of(tables, "requests")}, NULL) AS workload,
                 if(side = 'client', {process_of()}, NULL) AS process, if(side = 'client', node, NULL) AS node,
                 if(side = 'client', local, peer) AS address, if(side = 'client', peer, local) AS broker,
-                nullif(array_to_string(list_transform(error_names, lambda one: one.key), ', '), '') AS error
+                nullif(array_to_string(list_transform(error_names, lambda one: one.key), ', '), '') AS error,
+                -- A client may use a correlation id again.
+                row_number() OVER (PARTITION BY agent_id, conn_id, correlation_id, api, named ORDER BY ts) AS use
             FROM (
-                SELECT *, row_number() OVER (PARTITION BY agent_id, conn_id, correlation_id, api ORDER BY ts) AS use
+                SELECT * EXCLUDE (member_id, instance_id), unnest(coalesce(
+                    members, [struct_pack(member_id := member_id, instance_id := instance_id)]
+                )) AS named
                 FROM requests WHERE {where} AND membership IS NOT NULL{of_group}
             )
-            -- Both ends report a request of which both are watched. A client may use a correlation id again.
-            QUALIFY row_number() OVER (
-                PARTITION BY coalesce(flow_id, agent_id || conn_id), correlation_id, api, use ORDER BY side
-            ) = 1
+        ),
+        -- Both ends report a request of which both are watched: the client's knows who, the broker's what it did.
+        seen AS (
+            SELECT * REPLACE (first_value(membership) OVER (same ORDER BY side DESC) AS membership) FROM reported
+            WINDOW same AS (
+                PARTITION BY coalesce(flow_id, agent_id || conn_id), correlation_id, api, api_version, "group", member,
+                    use
+            ) QUALIFY row_number() OVER (same ORDER BY side) = 1
+        ),
+        steps AS (
+            SELECT *, lag(membership) OVER of_member AS before, lag(partitions) OVER of_member AS partitions_before,
+                lead(membership) OVER of_member AS after, lead(time) OVER of_member AS after_ts,
+                lead(generation) OVER of_member AS after_generation
+            FROM seen WINDOW of_member AS (PARTITION BY coalesce(member, (flow_id, conn_id)) ORDER BY time)
         ),
         joins AS (
-            SELECT *, member IS NOT NULL AND row_number() OVER (PARTITION BY member ORDER BY time) > 1 AS again
-            FROM seen WHERE membership = 'joined'
+            SELECT *, if(before = 'new', 'joined', membership) AS change, CASE
+                    WHEN assignor LIKE 'cooperative%' THEN NULL -- such members go on with what they keep
+                    WHEN partitions > 0 THEN epoch(time - asked)
+                    WHEN after = 'assigned' AND (api != 'JoinGroup' OR after_generation = generation)
+                        THEN epoch(after_ts - asked)
+                END AS stood_still_s
+            FROM steps WHERE membership IN ('joined', 'rejoined')
         ),
-        of_joins AS (
-            SELECT joins.* EXCLUDE (again), CASE
-                    WHEN again THEN 'rejoined'
-                    -- Brokers name members first since JoinGroup 4, but not those with an id of their own.
-                    WHEN joins.api = 'JoinGroup' AND joins.api_version >= 4 AND joins.instance_id IS NULL
-                        AND joins.member NOT IN (
-                            SELECT member FROM seen WHERE membership = 'new' AND member IS NOT NULL
-                        ) THEN 'rejoined'
-                    ELSE 'joined'
-                END AS change,
-                if(joins.api != 'JoinGroup' OR assigned.generation = joins.generation,
-                    epoch(assigned.time - joins.asked), NULL) AS stood_still_s
-            FROM joins ASOF LEFT JOIN (FROM seen WHERE membership = 'assigned') assigned
-                ON joins.member = assigned.member AND joins.time <= assigned.time
+        -- Generations as one coordinator, at an address as an end sees it, began them.
+        of_coordinator AS (
+            SELECT *, ("group", side, broker) AS coordinator FROM reported
+            WHERE api = 'JoinGroup' AND membership IN ('joined', 'rejoined')
         ),
         generations AS (
-            SELECT "group", generation, lead(generation) OVER next AS next, lead(min(time)) OVER next AS next_ts
-            FROM joins WHERE api = 'JoinGroup' GROUP BY "group", generation
-            WINDOW next AS (PARTITION BY "group" ORDER BY min(time))
+            SELECT coordinator, generation AS next, time AS next_ts FROM of_coordinator
+            QUALIFY generation IS DISTINCT FROM lag(generation) OVER (PARTITION BY coordinator ORDER BY time)
+        ),
+        missing AS (
+            SELECT DISTINCT one.member, one.generation, one.time AS joined_ts, next_ts
+            FROM of_coordinator one ASOF JOIN generations
+                ON one.coordinator = generations.coordinator AND one.time < next_ts
+                ANTI JOIN of_coordinator later ON later.member = one.member AND later.generation = next
+                    AND later.time >= next_ts
+                ANTI JOIN (FROM seen WHERE membership IN ('left', 'fenced', 'removed')) gone ON gone.member = one.member
+                    AND gone.time >= one.time AND (gone.membership != 'removed' OR gone.asked <= next_ts)
+            WHERE one.member IS NOT NULL AND one.generation != next AND next_ts < ?
         ),
         timed_out AS (
-            SELECT joins.* EXCLUDE (again) REPLACE (next_ts AS time, NULL AS reason),
-                'timed_out' AS change, NULL::DOUBLE AS stood_still_s
-            FROM joins JOIN generations USING ("group", generation)
-                ANTI JOIN joins later ON later.member = joins.member AND later.generation = generations.next
-                ANTI JOIN (FROM seen WHERE membership IN ('left', 'removed', 'fenced')) gone
-                    ON gone.member = joins.member AND gone.time BETWEEN joins.time AND generations.next_ts
-            WHERE joins.api = 'JoinGroup' AND joins.member IS NOT NULL AND next IS NOT NULL
+            SELECT joins.* REPLACE (min(next_ts) AS time, NULL AS reason, 'timed_out' AS change, NULL AS stood_still_s)
+            FROM joins JOIN missing USING (member, generation)
+            WHERE abs(epoch(time - joined_ts)) < 60 GROUP BY ALL
         ),
         others AS (
             SELECT *, membership AS change, NULL::DOUBLE AS stood_still_s
-            FROM seen WHERE membership IN ('left', 'fenced', 'refused')
+            FROM steps WHERE membership IN ('left', 'fenced', 'refused')
             UNION ALL
-            SELECT *, 'removed', NULL FROM seen
-            WHERE membership = 'removed' AND coalesce(member NOT IN (SELECT member FROM timed_out), true)
+            SELECT *, 'removed', NULL FROM steps WHERE membership = 'removed'
+                AND coalesce(member NOT IN (SELECT member FROM timed_out WHERE {shown}), true)
             UNION ALL
-            SELECT * EXCLUDE (before), 'reassigned', NULL FROM (
-                SELECT *, lag(membership) OVER (PARTITION BY member ORDER BY time) AS before FROM seen
-            ) WHERE membership = 'assigned' AND api != 'SyncGroup' AND before IS DISTINCT FROM 'joined'
+            SELECT *, 'reassigned', NULL FROM steps WHERE membership = 'assigned' AND api != 'SyncGroup'
+                AND NOT coalesce(before IN ('joined', 'rejoined') AND coalesce(partitions_before, 0) = 0, false)
         )
-        FROM (FROM of_joins UNION ALL BY NAME FROM timed_out UNION ALL BY NAME FROM others) WHERE {shown}
+        FROM (FROM joins UNION ALL BY NAME FROM timed_out UNION ALL BY NAME FROM others) WHERE {shown}
     """
+    of_group_values = (group,) if group else ()
     return AnswerView(
         sql=sql,
-        values=(*values, *((group,) if group else ()), *of_shown),
+        values=(*values, *of_group_values, settled, *of_shown, *of_shown),
         columns=columns(
             *("time", "group", "change", "client", "reason", "stood_still_s", "workload", "generation", "process"),
             *("node", "address", "error", "member_id", "instance_id", "library", "broker", "side"),

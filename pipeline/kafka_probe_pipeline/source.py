@@ -32,6 +32,7 @@ MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
 MOST_RECORD_BYTES = (4 << 20) + 1  # an event of an agent has at most 4 MiB, and a line feed
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_OPEN = 514  # an agent sends 512 counts of open connections, and the sums of the others by side
+MOST_MEMBERS = 512  # of a request that names several: what agents send
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 MOST_SAMPLES = 512  # what agents send at once
 MOST_NS = (1 << 62) - 1  # of a clock: 146 years
@@ -165,6 +166,9 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         ),
         "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
         f"more than {MOST_TOPICS} topics": _any([F.size(event["topics"]) > MOST_TOPICS] if "topics" in fields else []),
+        f"more than {MOST_MEMBERS} members": _any(
+            [F.size(event["members"]) > MOST_MEMBERS] if "members" in fields else []
+        ),
         f"more than {MOST_OPEN} open counts": _any([F.size(event["open"]) > MOST_OPEN] if "open" in fields else []),
         "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
         **(_reasons_of_offsets(event) if "partition_ends" in fields else {}),

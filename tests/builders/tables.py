@@ -89,11 +89,13 @@ _TRAFFIC = pa.schema(
     ]
 )
 _PARTITION = pa.struct([("topic", _TEXT), ("topic_id", _TEXT), ("partition", _LONG), ("error", _LONG)])
+_MEMBER = pa.struct([("member_id", _TEXT), ("instance_id", _TEXT)])
 _REQUESTS = pa.schema(
     [
         *(("date", pa.date32()), ("ts", _TIME), ("received_ts", _TIME), ("client", _CLIENT), ("workload", _OWNER)),
         *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
         *((name, _TEXT) for name in ("api", "group", "status", "membership", "reason", "member_id", "instance_id")),
+        *(("assignor", _TEXT), ("members", pa.list_(_MEMBER)), ("partitions", _LONG)),
         *((name, _LONG) for name in ("api_key", "api_version", "correlation_id", "response_bytes", "latency_us")),
         *(("seq", _LONG), ("generation", _LONG), ("member_epoch", _LONG)),
         *(("error_names", pa.map_(_TEXT, _LONG)), ("topics", pa.list_(_PARTITION))),

@@ -121,6 +121,7 @@ BAD_LINES = {
     json.dumps(flow(kind="close", sent_bytes=2**63 - 1)): "a count below 0 or beyond 2^48",
     json.dumps(flow(kind="close", in_flight=-1)): "a count below 0 or beyond 2^48",
     json.dumps(flow(topics=[{}] * (source.MOST_TOPICS + 1))): "more than 4097 topics",
+    json.dumps({**flow(), "kind": "request", "members": [{}] * (source.MOST_MEMBERS + 1)}): "more than 512 members",
     json.dumps(flow(latency={"1e9": 1})): "a count whose key is not an error code, bucket or codec",
     json.dumps(flow(errors={"12345": 1})): "a count whose key is not an error code, bucket or codec",
     json.dumps(flow(errors={"05": 1})): "a count whose key is not an error code, bucket or codec",

@@ -17,6 +17,7 @@ from kafka_probe.events import INTERNAL_CLIENT, ActivityFacts, ConnectionFacts, 
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
+from kafka_probe.protocol.membership import NAME_MEMBER, members_of
 from kafka_probe.workloads import Workload
 
 
@@ -36,6 +37,8 @@ class Connection:
     software_name: str | None = None
     software_version: str | None = None
     cluster_id: str | None = None
+    member_id: str | None = None
+    instance_id: str | None = None  # of a static member
     opaque: str | None = None
     auth_error: int | None = None
     closed: bool = False
@@ -83,6 +86,10 @@ class Connection:
             self.cluster_id = self._kept(self.cluster_id, facts.cluster_id)
         if facts.api_key == ApiKey.SASL_HANDSHAKE and facts.errors:
             self.auth_error = facts.errors[0][0]
+        if facts.api_key in NAME_MEMBER and not facts.response:
+            for member in members_of(facts)[:1]:
+                self.member_id = self._kept(self.member_id, member.member_id or None)
+                self.instance_id = self._kept(self.instance_id, member.instance_id or None)
         if facts.software_name:
             self.software_name = self._kept(self.software_name, facts.software_name)
             self.software_version = self._kept(self.software_version, facts.software_version)

@@ -10,15 +10,16 @@ correlation id finds the request here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
+
+import numpy as np
 
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections import request_events
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frame_reader import Frames
-from kafka_probe.connections.heartbeats import Heartbeats
 from kafka_probe.connections.request_events import Exchange, Frame, RequestEvents
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -28,14 +29,15 @@ from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.administration import ADMINISTRATION
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, shape_bytes
-from kafka_probe.protocol.membership import GROUP_CHANGES, HEARTBEATS, joins_or_leaves
+from kafka_probe.protocol.membership import GROUP_CHANGES, HEARTBEATS, changes_member, joins_or_leaves
 
 LOSSES = {
     "request_limit": "`request` events without their response, because requests in flight exceed `--memory-limit`",
     **request_events.LOSSES,
     "administration_limit": "requests that changed the cluster and have no event, because all peers, or one peer, sent "
     "too many in an interval: look for a client that sends very many",
-    "membership_limit": "requests that changed the members of a group and have no event, for the same reasons",
+    "membership_limit": "requests that changed the members of a group and have no event, because all peers, or one "
+    "peer, sent too many in an interval",
 }
 MOST_ADMINISTRATION = 4096  # entries of requests of administration in an interval
 MOST_MEMBERSHIP = 8192  # requests that change the members of groups in an interval
@@ -89,9 +91,9 @@ class Exchanges:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.begin_interval()
         self._tracker = tracker
-        self._heartbeats = Heartbeats(self.losses)
         self._events = RequestEvents(names, self.losses)
         self._waiting: dict[int, dict[int, Frame]] = {}
+        self._joining: set[int] = set()  # those of them with a heartbeat that joins or leaves
 
     def pair_all(self, *, pair_all: bool) -> None:
         """Pair all requests, or only those that change the cluster or a group, within their limits per interval."""
@@ -110,14 +112,18 @@ class Exchanges:
         """Return the frames of a batch that may be of exchanges to pair: all, or those of changes."""
         if self.pairs_all:
             return batch
-        chosen, heartbeats = list[Frames](), list[Frames]()
+        chosen, answers, joining = list[Frames](), list[Frames](), self._joining.copy()
         for frames in batch:
             facts = frames.shape.facts
-            if facts.api_key in _MAY_BE_CHOSEN or joins_or_leaves(facts):
+            if facts.api_key in _MAY_BE_CHOSEN:
                 chosen.append(frames)
             elif facts.api_key in HEARTBEATS:
-                heartbeats.append(frames)
-        return [*chosen, *self._heartbeats.changing(heartbeats, self._waiting, chosen)]
+                if joins_or_leaves(facts):
+                    joining.update(frames.column("conn").tolist())
+                    chosen.append(frames)
+                elif facts.response:
+                    (chosen if changes_member(facts) else answers).append(frames)
+        return [*chosen, *_of_connections(answers, joining)] if joining else chosen
 
     def pair(self, batch: list[Frames]) -> None:
         """Pair a batch of frames, in the order of the frames. `take_events` returns what it completes."""
@@ -141,7 +147,7 @@ class Exchanges:
     def take_events(self, clock: WallClock) -> Iterator[RequestEvent]:
         """Return an event for each exchange that is complete and was not returned before; each is made when reached."""
         paired, self._paired = self._paired, []
-        return (self._events.event(exchange, clock) for exchange in paired)
+        return (self._events.event(exchange, clock, brief=not self.pairs_all) for exchange in paired)
 
     def forget_connection(self, connection: Connection) -> None:
         """Complete the requests of a connection that ended without their responses."""
@@ -156,7 +162,10 @@ class Exchanges:
                 self.forget_connection(connection)
 
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[Exchange]:
-        """Yield the exchanges that a frame completes."""
+        """Yield the exchanges that a frame completes.
+
+        Of a heartbeat whose response changes its member, only the response is taken: few heartbeats change anything.
+        """
         facts = frame.shape.facts
         conn = connection.identity.conn
         waiting = self._waiting.get(conn, {})
@@ -166,6 +175,8 @@ class Exchanges:
                 for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
                     yield Exchange(connection, passed, self._take_out(conn, passed), None)
                 yield Exchange(connection, correlation_id, self._take_out(conn, correlation_id), frame)
+            elif facts.api_key in HEARTBEATS and changes_member(facts) and self._admits(connection, facts):
+                yield Exchange(connection, correlation_id, None, frame)
         elif facts.api_key == ApiKey.PRODUCE and facts.acks == 0:
             yield Exchange(connection, correlation_id, frame, None)
         else:
@@ -173,6 +184,8 @@ class Exchanges:
                 yield Exchange(connection, correlation_id, self._take_out(conn, correlation_id), None)
             if self._admits(connection, facts):
                 self._waiting.setdefault(conn, {})[correlation_id] = frame
+                if joins_or_leaves(facts):
+                    self._joining.add(conn)
                 self._held_bytes += _size(frame)
             while self._held_bytes > self._limit_bytes:
                 yield from self._evict(next(iter(self._waiting)))
@@ -203,10 +216,12 @@ class Exchanges:
         self._held_bytes -= _size(request)
         if not self._waiting[conn]:
             del self._waiting[conn]
+            self._joining.discard(conn)
         return request
 
     def _forget(self, conn: int) -> dict[int, Frame]:
         waiting = self._waiting.pop(conn, {})
+        self._joining.discard(conn)
         self._held_bytes -= sum(map(_size, waiting.values()))
         return waiting
 
@@ -218,3 +233,16 @@ def _size(frame: Frame) -> int:
 def _is_chosen(facts: Facts) -> bool:
     """Return True if a request is paired without `--requests`, whatever its response is."""
     return facts.api_key in _CHOSEN or joins_or_leaves(facts)
+
+
+def _of_connections(batch: list[Frames], conns: Collection[int]) -> Iterator[Frames]:
+    """Yield those frames of a batch that are of some connections, by the kernel's ids."""
+    if not batch:
+        return
+    # Frames of each member have a shape of their own, so that a search per shape would take long.
+    ids = np.concatenate([frames.column("conn") for frames in batch])
+    wanted = np.isin(ids, np.fromiter(conns, np.uint64, len(conns)))
+    starts = np.cumsum([0, *(len(frames.index) for frames in batch)]).tolist()
+    for frames, start, end in zip(batch, starts, starts[1:], strict=False):
+        if (rows := wanted[start:end]).any():
+            yield replace(frames, index=frames.index[rows], values=frames.values[rows])

@@ -87,7 +87,7 @@ class Refusals:
             columns.setdefault(key, []).append((measure.kind, column))
         # Copies: the arrays of the whole batch would else be kept.
         values = frames.values[-rows:, [number for number, _ in measures]]
-        keys = keys_of(frames)[-rows:].copy()
+        keys = _keys(frames)[-rows:].copy()
         self._requests.append(_ShapeRequests(keys, columns, values, size_bytes, np.zeros(rows, np.bool_)))
         self._index = None
         self.held_bytes += size_bytes
@@ -101,7 +101,7 @@ class Refusals:
         if not refused:
             return sums
         index = self._sorted()
-        keys = keys_of(frames)
+        keys = _keys(frames)
         last = (np.searchsorted(index.keys, keys, side="right") - 1).tolist()
         for conn, key, at in zip(frames.column("conn").tolist(), keys.tolist(), last, strict=True):
             found = self._take(index, key, at)
@@ -169,6 +169,5 @@ def exchange_keys(conns: npt.NDArray[Any], correlation_ids: npt.NDArray[Any]) ->
     return keys ^ correlation_ids.astype(np.int64).astype(np.uint64)
 
 
-def keys_of(frames: Frames) -> Keys:
-    """Return the key of each frame's exchange, (n,)."""
+def _keys(frames: Frames) -> Keys:
     return exchange_keys(frames.column("conn"), frames.column("correlation_id"))

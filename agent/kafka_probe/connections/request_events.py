@@ -11,13 +11,22 @@ from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import MembershipFacts, RequestEvent, RequestParameters, RequestTopic, WallClock, codec_name
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, Facts, Measure, MeasureKind, SetStatus, Shape, Status
-from kafka_probe.protocol.membership import change_of_member, reason_of
+from kafka_probe.protocol.membership import (
+    HEARTBEATS,
+    NAME_MEMBER,
+    change_by_response,
+    change_of_member,
+    members_of,
+    partitions_of,
+    reason_of,
+)
 from kafka_probe.protocol.schemas import apis
 
 LOSSES = {
     "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions, or names with "
     "262,144 characters",
 }
+MOST_MEMBERS = 512  # of a request that names several members
 ROWS, CHARACTERS = 4096, 1 << 18  # most entries of topics and partitions in an event, and most characters of names
 _MeasureName = Literal["offset", "high_watermark", "records", "batches", "bytes", "producer_id"]
 _MEASURED: dict[MeasureKind, _MeasureName] = {
@@ -48,12 +57,19 @@ class Frame:
 
 
 class Exchange(NamedTuple):
-    """A request and its response; response: None if none was seen."""
+    """A request and its response; request: None of most heartbeats; response: None if none was seen."""
 
     connection: Connection
     correlation_id: int
-    request: Frame
+    request: Frame | None
     response: Frame | None
+
+    @property
+    def first(self) -> Frame:
+        """Return the request, or the response if that is all."""
+        frame = self.request or self.response
+        assert frame
+        return frame
 
 
 class RequestEvents:
@@ -63,13 +79,14 @@ class RequestEvents:
         self._names = names
         self._losses = losses
 
-    def event(self, exchange: Exchange, clock: WallClock) -> RequestEvent:
-        """Return the event of an exchange."""
+    def event(self, exchange: Exchange, clock: WallClock, *, brief: bool = False) -> RequestEvent:
+        """Return the event of an exchange. brief: without the topics of heartbeats."""
         connection, correlation_id, request, response = exchange
-        facts = request.shape.facts
+        facts = exchange.first.shape.facts
         answered = response.shape.facts if response else None
         api = apis().get(facts.api_key)
-        topics, cut = self._topics(connection, request, response)
+        no_topics = brief and facts.api_key in HEARTBEATS
+        topics, cut = ([], False) if no_topics else self._topics(connection, request, response)
         return {
             "kind": "request",
             **connection.facts(),
@@ -77,23 +94,23 @@ class RequestEvents:
             "api_key": facts.api_key,
             "api_version": facts.api_version,
             "correlation_id": correlation_id,
-            "request_bytes": request.size_bytes,
+            "request_bytes": request.size_bytes if request else None,
             "response_bytes": response.size_bytes if response else None,
             "latency_us": response.latency_us if response else None,
             "throttle_ms": _throttle_ms(response) if response else None,
             "group": connection.group(facts.api_key, facts.groups),
-            **_parameters(request, response),
+            **_parameters(exchange),
             **_membership(exchange),
             "status": Status.TRUNCATED.value if cut else _status(facts, answered),
             "stopped_at": facts.stopped_at or (answered.stopped_at if answered else None),
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
             "error_names": {ERROR_NAMES.get(code, str(code)): n for code, n in answered.errors} if answered else {},
             "topics": topics,
-            "ts": clock.epoch_us((response or request).ts_ns),
+            "ts": clock.epoch_us((response or exchange.first).ts_ns),
         }
 
     def _topics(
-        self, connection: Connection, request: Frame, response: Frame | None
+        self, connection: Connection, request: Frame | None, response: Frame | None
     ) -> tuple[list[RequestTopic], bool]:
         """Return one entry per topic and partition of both frames, and whether some are left out.
 
@@ -115,7 +132,7 @@ class RequestEvents:
                 rows[key] = new
             return new
 
-        for frame in (request, response) if response else (request,):
+        for frame in filter(None, (request, response)):
             facts = frame.shape.facts
             resolved = [self._names.resolve(topic, connection.cluster_id) for topic in facts.topics]
             for (name, topic_id), topic in zip(resolved, facts.topics, strict=True):
@@ -134,15 +151,29 @@ class RequestEvents:
         return list(rows.values()), cut
 
 
-def _parameters(request: Frame, response: Frame | None) -> RequestParameters:
-    asked, given = _values(request), _values(response) if response else {}
+def _parameters(exchange: Exchange) -> RequestParameters:
+    request, response = exchange.request, exchange.response
+    asked, given = _values(request) if request else {}, _values(response) if response else {}
     values = {
         **given,
         **asked,
         **{fact: value for fact, value in given.items() if asked.get(fact) in _LEFT_TO_THE_BROKER},
     }
+    if exchange.first.shape.facts.api_key in NAME_MEMBER:
+        values.update(_member(exchange))
     known = {_PARAMETERS[fact]: value for fact, value in values.items() if fact in _PARAMETERS and value is not None}
     return cast("RequestParameters", known)
+
+
+def _member(exchange: Exchange) -> dict[Fact, str | None]:
+    """Return the ids of the one member that an exchange is of."""
+    connection, _, request, response = exchange
+    if request is None:
+        return {Fact.MEMBER_ID: connection.member_id, Fact.INSTANCE_ID: connection.instance_id}
+    asked = request.shape.facts
+    # A response to JoinGroup may list all members: the first id is that of the member itself.
+    given = response.shape.facts.text(Fact.MEMBER_ID) if response else None
+    return {Fact.MEMBER_ID: asked.text(Fact.MEMBER_ID) or given, Fact.INSTANCE_ID: asked.text(Fact.INSTANCE_ID)}
 
 
 def _values(frame: Frame) -> dict[Fact, str | int | None]:
@@ -169,15 +200,24 @@ def _status(request: Facts, response: Facts | None) -> str:
 
 def _membership(exchange: Exchange) -> MembershipFacts:
     connection, _, request, response = exchange
-    facts = request.shape.facts
-    change = change_of_member(facts, response.shape.facts if response else None)
-    found: MembershipFacts = {}
-    if change:
-        found["membership"] = change
-        measured = zip(request.shape.measures, request.values, strict=True)
-        lengths = [length for measure, length in measured if measure.kind is MeasureKind.REASON_BYTES]
-        # A request of several members has a reason for each, and its event has none.
-        reason = reason_of(facts.api_key, connection.software_name, lengths[0]) if len(lengths) == 1 else None
-        if reason:
-            found["reason"] = reason
+    answered = response.shape.facts if response else None
+    asked = request.shape.facts if request else None
+    change = change_of_member(asked, answered) if asked else change_by_response(exchange.first.shape.facts)
+    if not change:
+        return {}
+    found: MembershipFacts = {"membership": change}
+    if answered and (partitions := partitions_of(answered)):
+        found["partitions"] = partitions
+    members = members_of(asked) if asked else []
+    if len(members) > 1:
+        found["members"] = [
+            {"member_id": one.member_id, "instance_id": one.instance_id} for one in members[:MOST_MEMBERS]
+        ]
+    elif request and (reason := reason_of(request.shape.facts, connection.software_name, _reason_bytes(request))):
+        found["reason"] = reason
     return found
+
+
+def _reason_bytes(request: Frame) -> int:
+    measured = zip(request.shape.measures, request.values, strict=True)
+    return next((length for measure, length in measured if measure.kind is MeasureKind.REASON_BYTES), -1)

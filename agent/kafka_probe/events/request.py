@@ -34,7 +34,9 @@ class ExchangeFacts(TypedDict):
     """The sizes and times of an exchange."""
 
     correlation_id: Annotated[int, "correlation id"]
-    request_bytes: Annotated[int, "size of the request with its length prefix"]
+    request_bytes: Annotated[
+        int | None, "size of the request with its length prefix; null: not paired, as of most heartbeats"
+    ]
     response_bytes: Annotated[
         int | None, "size of the response with its length prefix; null: none was sent (acks=0), or none was seen"
     ]
@@ -71,19 +73,29 @@ class RequestParameters(TypedDict, total=False):
     mechanism: Annotated[str, "SASL mechanism"]
 
 
+class GroupMember(TypedDict):
+    """A member of a group that a request names."""
+
+    member_id: Annotated[str, "id of the member; empty: named by instance_id"]
+    instance_id: Annotated[str, "id of a static member (KIP-345), or empty"]
+
+
 class MembershipFacts(TypedDict, total=False):
-    """The change that the exchange made for a member of a group."""
+    """The change that the exchange made for a member of a group. Fields are absent if they are not known."""
 
     membership: Annotated[
         str,
-        "joined, left; assigned: the member got partitions; new: the broker named a new member, which joins next; "
-        "removed: the broker no longer knows the member; fenced: another took its place, or it has an old epoch; "
-        "refused: it may not join; absent: nothing changed",
+        "joined; rejoined: it took part in a further rebalance, or is new; new: the broker named a new member, which "
+        "joins next; assigned: it got partitions; left; removed: the broker no longer knows it; fenced: another took "
+        "its place, or its epoch is old; refused: it may not join; absent: nothing changed",
     ]
+    members: Annotated[list[GroupMember], "the members of a request that names several, at most 512"]
+    partitions: Annotated[int, "partitions that the response to a heartbeat assigns"]
     reason: Annotated[
         str,
-        "why a member of a classic group joins or leaves (KIP-800): poll_timeout, close, unsubscribe, metadata_change "
-        "or other; known by the length of the Java client's text, which stays in the kernel; absent: none was given",
+        "why a member of a classic group joins or leaves (KIP-800): poll_timeout, close, unsubscribe, admin, "
+        "metadata_change or other; known by the length of the Java client's text, which stays in the kernel; absent: "
+        "none was given",
     ]
 
 

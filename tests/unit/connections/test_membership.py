@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.exchange import MOST_MEMBERSHIP, Exchanges
 from kafka_probe.connections.frame_reader import FrameReader
-from kafka_probe.connections.heartbeats import MOST_UNANSWERED
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.load_shedding import LoadShedding
@@ -19,11 +19,12 @@ from kafka_probe.workloads import WorkloadResolver
 from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT
 from tests.builders.samples import Samples as Frames
-from tests.builders.samples import by_hand, opened, stream
+from tests.builders.samples import by_hand, frame, opened, stream
 from tests.builders.trees import Tree
 
 JOIN, SYNC, LEAVE, BEAT, CONSUMER = "JoinGroup", "SyncGroup", "LeaveGroup", "Heartbeat", "ConsumerGroupHeartbeat"
 VERSIONS = {JOIN: 9, SYNC: 5, LEAVE: 5, BEAT: 4, CONSUMER: 1, "ShareGroupHeartbeat": 1, "StreamsGroupHeartbeat": 0}
+JAVA = "apache-kafka-java"
 MEMBER = {"GroupId": "billing", "MemberId": "m1"}
 ASSIGNED: Any = {"Assignment": {"TopicPartitions": [{"TopicId": bytes(range(16)), "Partitions": [0, 1]}]}}
 
@@ -42,11 +43,14 @@ class Watched:
 
     def see(self, *samples: Frames, software: str | None = None) -> list[Any]:
         """Return the events of a batch."""
-        for conn in (1, 2):
-            connection = self.tracker.get(conn)
-            assert connection
-            connection.software_name = software
-        if chosen := self.exchanges.chosen(list(self.reader.read(stream(*samples)))):
+        batch = list(self.reader.read(stream(*samples)))
+        for frames in batch:
+            for conn in frames.column("conn").tolist():
+                connection = self.tracker.get(conn)
+                assert connection
+                self.tracker.learn(connection, frames.shape.facts)
+                connection.software_name = software
+        if chosen := self.exchanges.chosen(batch):
             self.exchanges.pair(chosen)
         events = [*self.load_shedding.wanted(self.exchanges.take_events(SINCE_BOOT))]
         for event in events:
@@ -79,15 +83,19 @@ def leaving(reason: str | None) -> Frames:
 @pytest.mark.parametrize(
     ("asked", "answered", "change"),
     [
-        (ask(JOIN), answer(JOIN, GenerationId=7, MemberId="m1"), "joined"),
+        (ask(JOIN), answer(JOIN, GenerationId=7, MemberId="m1"), "rejoined"),
+        (ask(JOIN, MemberId=""), answer(JOIN, GenerationId=7, MemberId="m1"), "joined"),
         (ask(JOIN, MemberId=""), answer(JOIN, error="MEMBER_ID_REQUIRED", MemberId="m1"), "new"),
         (ask(JOIN), answer(JOIN, error="UNKNOWN_MEMBER_ID"), "removed"),
         (ask(JOIN), answer(JOIN, error="GROUP_MAX_SIZE_REACHED"), "refused"),
         (ask(SYNC, GenerationId=7), answer(SYNC), "assigned"),
         (ask(SYNC, GenerationId=7), answer(SYNC, error="FENCED_INSTANCE_ID"), "fenced"),
         (leaving(None), answer(LEAVE), "left"),
+        (leaving(None), answer(LEAVE, Members=[{"MemberId": "m1", "ErrorCode": 25}]), "removed"),
         (ask(BEAT), answer(BEAT, error="UNKNOWN_MEMBER_ID"), "removed"),
         (ask(CONSUMER, MemberEpoch=0), answer(CONSUMER, MemberEpoch=4), "joined"),
+        (ask(CONSUMER, MemberEpoch=0), answer(CONSUMER, MemberEpoch=4, **ASSIGNED), "joined"),
+        (ask(CONSUMER, MemberEpoch=0), answer(CONSUMER, error="UNKNOWN_MEMBER_ID"), "removed"),
         (ask(CONSUMER, MemberEpoch=-1), answer(CONSUMER, MemberEpoch=-1), "left"),
         (ask(CONSUMER, MemberEpoch=-2), answer(CONSUMER, MemberEpoch=-2), "left"),
         (ask(CONSUMER, MemberEpoch=4), answer(CONSUMER, MemberEpoch=5, **ASSIGNED), "assigned"),
@@ -105,6 +113,8 @@ def test_what_an_exchange_changed_for_a_member(
     (event,) = events
     assert (event["membership"], event["group"], event["member_id"]) == (change, "billing", "m1")
     assert (event["latency_us"], "reason" in event) == (500, False)
+    assert event["topics"] == []
+    assert not any(watched.exchanges.losses.values())
 
 
 @pytest.mark.parametrize(
@@ -146,24 +156,70 @@ def test_the_generation_and_epoch_of_a_change_are_those_of_the_response(watched:
 def test_a_reason_of_the_java_client_is_known_by_its_length(
     watched: Watched, reason: str | None, expected: str | None
 ) -> None:
-    for software in ("apache-kafka-java", None):
+    (event,) = watched.see(leaving(reason), answer(LEAVE), software=JAVA)
+    assert event.get("reason") == expected
+    for software in ("kgo", None):
         (event,) = watched.see(leaving(reason), answer(LEAVE), software=software)
-        assert event.get("reason") == expected
-    (event,) = watched.see(leaving(reason), answer(LEAVE), software="kgo")
-    assert event.get("reason") == (expected and "other")
+        assert event.get("reason") == (expected and "other")
     assert reason is None or reason == "" or reason not in str(event)
 
 
 def test_a_member_joins_again_because_metadata_changed(watched: Watched) -> None:
     asked = ask(JOIN, Reason="cached metadata has changed")
-    (event,) = watched.see(asked, answer(JOIN, GenerationId=7))
+    (event,) = watched.see(asked, answer(JOIN, GenerationId=7), software=JAVA)
     assert event["reason"] == "metadata_change"
+    streams = ask(JOIN, Reason="Scheduled probing rebalance", Protocols=[{"Name": "stream", "Metadata": b""}])
+    (event,) = watched.see(streams, answer(JOIN, GenerationId=8), software=JAVA)
+    assert event["reason"] == "other"
 
 
-def test_a_request_that_removes_several_members_has_no_reason(watched: Watched) -> None:
-    members = [{"MemberId": name, "Reason": "the consumer is being closed"} for name in ("m1", "m2")]
-    (event,) = watched.see(ask(LEAVE, MemberId="", Members=members), answer(LEAVE))
-    assert (event["membership"], "reason" in event, "member_id" in event) == ("left", False, False)
+def test_a_request_that_removes_several_members_names_them_without_a_reason(watched: Watched) -> None:
+    by_id, by_instance = ({"MemberId": "m1"}, {"MemberId": "", "GroupInstanceId": "i2"})
+    named = [{**one, "Reason": "member was removed by an admin"} for one in (by_id, by_instance)]
+    failed = [{"MemberId": "m1", "ErrorCode": ERROR_CODES["UNKNOWN_MEMBER_ID"]}, {"MemberId": "", "ErrorCode": 0}]
+    (event,) = watched.see(ask(LEAVE, Members=named), answer(LEAVE, Members=failed), software=JAVA)
+    assert (event["membership"], "reason" in event) == ("left", False)
+    assert event["members"] == [
+        {"member_id": "m1", "instance_id": ""},
+        {"member_id": "", "instance_id": "i2"},
+    ]
+    (event,) = watched.see(ask(LEAVE, Members=named[1:]), answer(LEAVE), software=JAVA)
+    assert (event["instance_id"], event["reason"], "members" in event) == ("i2", "admin", False)
+
+
+def test_the_member_is_the_one_that_asks_not_one_of_the_list_for_the_leader(watched: Watched) -> None:
+    listed = [{"MemberId": name, "GroupInstanceId": name if name == "m2" else None} for name in ("m1", "m2", "m3")]
+    answered = answer(JOIN, GenerationId=7, MemberId="m1", Leader="m1", Members=listed)
+    (event,) = watched.see(ask(JOIN, MemberId=""), answered)
+    assert (event["membership"], event["member_id"], "instance_id" in event) == ("joined", "m1", False)
+
+
+def test_a_response_that_was_not_read_is_no_success(watched: Watched) -> None:
+    unread = frame(1, api_key=NO_API, flags=Flag.RESPONSE, correlation_id=1, frame_bytes=9, ts_ns=1_500_000)
+    assert watched.see(ask(JOIN), unread) == []
+    (event,) = watched.see(leaving(None), unread)
+    assert event["membership"] == "left"
+
+
+def test_a_heartbeat_that_is_answered_late_ends_no_request_after_it(watched: Watched) -> None:
+    watched.see(ask(BEAT, 9))
+    watched.see(ask(JOIN, 10))
+    refused = watched.see(answer(BEAT, 9, error="UNKNOWN_MEMBER_ID"))
+    joined = watched.see(answer(JOIN, 10, GenerationId=7))
+    assert [event["membership"] for event in refused + joined] == ["removed", "rejoined"]
+
+
+def test_events_of_heartbeats_have_no_topics(watched: Watched) -> None:
+    names = [f"{number}" for number in range(900)]
+    asked = ask(CONSUMER, MemberEpoch=0, SubscribedTopicNames=names)
+    (event,) = watched.see(asked, answer(CONSUMER, MemberEpoch=4, **ASSIGNED))
+    assert (event["topics"], event["partitions"]) == ([], 2)
+
+
+def test_endpoints_of_streams_groups_are_no_assignment(watched: Watched) -> None:
+    endpoint = {"UserEndpoint": {"Host": "x", "Port": 1}, "ActivePartitions": [{"Topic": "x", "Partitions": [1]}]}
+    streams = "StreamsGroupHeartbeat"
+    assert watched.see(ask(streams, MemberEpoch=4), answer(streams, PartitionsByUserEndpoint=[endpoint])) == []
 
 
 def test_a_client_that_leaves_does_not_wait_for_the_response(watched: Watched) -> None:
@@ -181,14 +237,6 @@ def test_only_the_heartbeats_that_change_something_are_paired_with_their_respons
     samples += [answer(BEAT, 49, 1), answer(BEAT, 49, 2, "UNKNOWN_MEMBER_ID")]
     (event,) = watched.see(*samples)
     assert (event["conn_id"], event["correlation_id"]) == (f"{2:016x}", 49)
-
-
-def test_heartbeats_wait_for_their_response_within_a_bound(watched: Watched) -> None:
-    watched.see(*(ask(BEAT, number) for number in range(MOST_UNANSWERED + 1)))
-    watched.see(ask(BEAT, 10_000), answer(BEAT, 10_000))
-    refused = [answer(BEAT, number, error="UNKNOWN_MEMBER_ID") for number in (0, 1, MOST_UNANSWERED)]
-    assert [event["correlation_id"] for event in watched.see(*refused)] == [1, MOST_UNANSWERED]
-    assert watched.exchanges.losses["membership_limit"] == 1
 
 
 def test_changes_of_members_have_a_limit_of_their_own(watched: Watched) -> None:
