@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _TIME = "least(ts, received_ts)"
 """The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
 _SETTLED = timedelta(minutes=2)  # after the begin of a generation: by then the tables have all that joined it
+_CLOCKS_S = 60  # difference of clocks: rows of one generation are no further apart
+_LEAVING_S = 5  # after a generation began: a request to leave may have begun it
 _KNOWN = "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM requests WHERE membership IS NOT NULL"
 
 
@@ -43,11 +45,13 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
     if not tables.add("requests") or "membership" not in tables.columns("requests"):
         tables.require("traffic")
         raise TableError("The tables have no request that changed the members of a group.")
-    # Members may have joined long before the period.
-    where, values = within(_TIME, Period(None, period.end))
-    shown, of_shown = ("time >= ?", (period.begin,)) if period.begin else ("true", ())
+    # Members may have joined long before the period, and join again after it.
+    where, values = within(_TIME, Period(None, moved(period.end, _SETTLED) if period.end else None))
+    bounds = {"time >= ?": period.begin, "time < ?": period.end}
+    shown = " AND ".join(["true", *(condition for condition, time in bounds.items() if time)])
+    of_shown = tuple(filter(None, bounds.values()))
     of_group = ' AND "group" GLOB ?' if group else ""
-    settled = moved(period.end or datetime.now(UTC), -_SETTLED)
+    settled = moved(datetime.now(UTC), -_SETTLED)
     sql = f"""
         WITH reported AS (
             SELECT {_TIME} AS time, time - to_microseconds(coalesce(latency_us, 0)) AS asked, "group", membership,
@@ -80,6 +84,7 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
         ),
         steps AS (
             SELECT *, lag(membership) OVER of_member AS before, lag(partitions) OVER of_member AS partitions_before,
+                lag(generation) OVER of_member AS generation_before,
                 lead(membership) OVER of_member AS after, lead(time) OVER of_member AS after_ts,
                 lead(generation) OVER of_member AS after_generation
             FROM seen WINDOW of_member AS (PARTITION BY coalesce(member, (flow_id, conn_id)) ORDER BY time)
@@ -95,27 +100,38 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
         ),
         -- Generations as one coordinator, at an address as an end sees it, began them.
         of_coordinator AS (
-            SELECT *, ("group", side, broker) AS coordinator FROM reported
-            WHERE api = 'JoinGroup' AND membership IN ('joined', 'rejoined')
+            SELECT *, ("group", side, broker) AS coordinator,
+                lead(time) OVER (PARTITION BY member, side ORDER BY time) AS own_next
+            FROM reported WHERE api = 'JoinGroup' AND membership IN ('joined', 'rejoined')
         ),
+        -- Clocks of clients differ, and numbers of generations may begin again.
         generations AS (
-            SELECT coordinator, generation AS next, time AS next_ts FROM of_coordinator
-            QUALIFY generation IS DISTINCT FROM lag(generation) OVER (PARTITION BY coordinator ORDER BY time)
+            SELECT coordinator, generation AS next, time AS next_ts FROM of_coordinator QUALIFY coalesce(
+                time - lag(time) OVER (PARTITION BY coordinator, generation ORDER BY time) > to_seconds({_CLOCKS_S}),
+                true
+            )
         ),
         missing AS (
             SELECT DISTINCT one.member, one.generation, one.time AS joined_ts, next_ts
             FROM of_coordinator one ASOF JOIN generations
                 ON one.coordinator = generations.coordinator AND one.time < next_ts
                 ANTI JOIN of_coordinator later ON later.member = one.member AND later.generation = next
-                    AND later.time >= next_ts
+                    AND later.time >= next_ts - to_seconds({_CLOCKS_S})
+                -- The broker lets others join while it processes a request to leave.
                 ANTI JOIN (FROM seen WHERE membership IN ('left', 'fenced', 'removed')) gone ON gone.member = one.member
-                    AND gone.time >= one.time AND (gone.membership != 'removed' OR gone.asked <= next_ts)
+                    AND gone.time >= one.time
+                    AND gone.asked <= next_ts + to_seconds(if(gone.membership = 'removed', 0, {_LEAVING_S}))
             WHERE one.member IS NOT NULL AND one.generation != next AND next_ts < ?
+                AND coalesce(one.own_next >= next_ts, true)
         ),
         timed_out AS (
-            SELECT joins.* REPLACE (min(next_ts) AS time, NULL AS reason, 'timed_out' AS change, NULL AS stood_still_s)
-            FROM joins JOIN missing USING (member, generation)
-            WHERE abs(epoch(time - joined_ts)) < 60 GROUP BY ALL
+            FROM (
+                SELECT joins.* REPLACE (
+                    min(next_ts) AS time, NULL AS reason, 'timed_out' AS change, NULL AS stood_still_s
+                )
+                FROM joins JOIN missing USING (member, generation)
+                WHERE abs(epoch(time - joined_ts)) < {_CLOCKS_S} GROUP BY ALL
+            ) QUALIFY row_number() OVER (PARTITION BY member, generation, time ORDER BY asked DESC) = 1
         ),
         others AS (
             SELECT *, membership AS change, NULL::DOUBLE AS stood_still_s
@@ -125,7 +141,9 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
                 AND coalesce(member NOT IN (SELECT member FROM timed_out WHERE {shown}), true)
             UNION ALL
             SELECT *, 'reassigned', NULL FROM steps WHERE membership = 'assigned' AND api != 'SyncGroup'
+                -- Brokers also return the assignment to a member that asks for it again.
                 AND NOT coalesce(before IN ('joined', 'rejoined') AND coalesce(partitions_before, 0) = 0, false)
+                AND (generation, partitions) IS DISTINCT FROM (generation_before, partitions_before)
         )
         FROM (FROM joins UNION ALL BY NAME FROM timed_out UNION ALL BY NAME FROM others) WHERE {shown}
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kafka_probe.connections.activity import ConnectionActivity, Uncounted, none_yet
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientIdentity
@@ -16,9 +17,20 @@ from kafka_probe.connections.open_counts import OpenCount
 from kafka_probe.events import INTERNAL_CLIENT, ActivityFacts, ConnectionFacts, is_internal
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.facts import Facts, text_bytes
-from kafka_probe.protocol.membership import NAME_MEMBER, members_of
+from kafka_probe.protocol.facts import Fact, Facts, text_bytes
+from kafka_probe.protocol.membership import HEARTBEATS
 from kafka_probe.workloads import Workload
+
+
+class HeartbeatMember(NamedTuple):
+    """The member of a group that the heartbeats of a connection name."""
+
+    group: str | None = None
+    member_id: str | None = None
+    instance_id: str | None = None
+
+
+_NO_MEMBER = HeartbeatMember()
 
 
 @dataclass(slots=True)
@@ -37,8 +49,7 @@ class Connection:
     software_name: str | None = None
     software_version: str | None = None
     cluster_id: str | None = None
-    member_id: str | None = None
-    instance_id: str | None = None  # of a static member
+    member: HeartbeatMember = _NO_MEMBER
     opaque: str | None = None
     auth_error: int | None = None
     closed: bool = False
@@ -86,10 +97,10 @@ class Connection:
             self.cluster_id = self._kept(self.cluster_id, facts.cluster_id)
         if facts.api_key == ApiKey.SASL_HANDSHAKE and facts.errors:
             self.auth_error = facts.errors[0][0]
-        if facts.api_key in NAME_MEMBER and not facts.response:
-            for member in members_of(facts)[:1]:
-                self.member_id = self._kept(self.member_id, member.member_id or None)
-                self.instance_id = self._kept(self.instance_id, member.instance_id or None)
+        if facts.api_key in HEARTBEATS and not facts.response:
+            named = HeartbeatMember(facts.group, facts.text(Fact.MEMBER_ID), facts.text(Fact.INSTANCE_ID))
+            kept = (self._kept(old, new or None) for old, new in zip(self.member, named, strict=True))
+            self.member = HeartbeatMember(*kept)
         if facts.software_name:
             self.software_name = self._kept(self.software_name, facts.software_name)
             self.software_version = self._kept(self.software_version, facts.software_version)

@@ -98,7 +98,7 @@ class RequestEvents:
             "response_bytes": response.size_bytes if response else None,
             "latency_us": response.latency_us if response else None,
             "throttle_ms": _throttle_ms(response) if response else None,
-            "group": connection.group(facts.api_key, facts.groups),
+            "group": connection.group(facts.api_key, facts.groups) if request else connection.member.group,
             **_parameters(exchange),
             **_membership(exchange),
             "status": Status.TRUNCATED.value if cut else _status(facts, answered),
@@ -168,11 +168,12 @@ def _parameters(exchange: Exchange) -> RequestParameters:
 def _member(exchange: Exchange) -> dict[Fact, str | None]:
     """Return the ids of the one member that an exchange is of."""
     connection, _, request, response = exchange
-    if request is None:
-        return {Fact.MEMBER_ID: connection.member_id, Fact.INSTANCE_ID: connection.instance_id}
-    asked = request.shape.facts
     # A response to JoinGroup may list all members: the first id is that of the member itself.
     given = response.shape.facts.text(Fact.MEMBER_ID) if response else None
+    if request is None:
+        member = connection.member
+        return {Fact.MEMBER_ID: given or member.member_id, Fact.INSTANCE_ID: member.instance_id}
+    asked = request.shape.facts
     return {Fact.MEMBER_ID: asked.text(Fact.MEMBER_ID) or given, Fact.INSTANCE_ID: asked.text(Fact.INSTANCE_ID)}
 
 

@@ -81,6 +81,8 @@ def change_of_member(asked: Facts, answered: Facts | None) -> str | None:
         answered = None
     codes = {code for code, _ in answered.errors} if answered else set()
     if asked.api_key == ApiKey.LEAVE_GROUP:
+        if codes - _FENCED - {_REMOVED}:
+            return None
         failed = sum(count for _, count in answered.errors) if answered else 0
         if failed < max(len(members_of(asked)), 1):
             return "left"  # also without a response, for which a client that ends does not wait

@@ -209,6 +209,33 @@ def test_a_heartbeat_that_is_answered_late_ends_no_request_after_it(watched: Wat
     assert [event["membership"] for event in refused + joined] == ["removed", "rejoined"]
 
 
+def test_a_member_that_joins_again_at_once_was_removed_under_its_old_id(watched: Watched) -> None:
+    watched.see(ask(BEAT, 1))
+    again = [
+        *(ask(BEAT, 2), answer(BEAT, 2, error="UNKNOWN_MEMBER_ID"), ask(JOIN, 3, MemberId="")),
+        *(answer(JOIN, 3, error="MEMBER_ID_REQUIRED", MemberId="m2"), ask(JOIN, 4, MemberId="m2")),
+    ]
+    events = watched.see(*again)
+    assert [(event["membership"], event["member_id"]) for event in events] == [("removed", "m1"), ("new", "m2")]
+
+
+def test_the_group_is_that_of_the_connections_heartbeats(watched: Watched) -> None:
+    watched.see(ask(BEAT, 1, 1), ask(BEAT, 1, 2, GroupId="other"))  # of one client at the broker's end
+    events = watched.see(*(answer(BEAT, 1, conn, "UNKNOWN_MEMBER_ID") for conn in (1, 2)))
+    assert [event["group"] for event in events] == ["billing", "other"]
+
+
+@pytest.mark.parametrize("error", ["NOT_COORDINATOR", "GROUP_AUTHORIZATION_FAILED"])
+def test_a_request_to_remove_several_members_may_fail_as_a_whole(watched: Watched, error: str) -> None:
+    members = [{"MemberId": name} for name in ("m1", "m2", "m3")]
+    assert watched.see(ask(LEAVE, Members=members), answer(LEAVE, error=error)) == []
+
+
+def test_the_response_names_the_member_of_a_connection_that_is_seen_first(watched: Watched) -> None:
+    (event,) = watched.see(answer(CONSUMER, MemberId="m7", MemberEpoch=5, **ASSIGNED))
+    assert (event["member_id"], event["group"], event["request_bytes"]) == ("m7", None, None)
+
+
 def test_events_of_heartbeats_have_no_topics(watched: Watched) -> None:
     names = [f"{number}" for number in range(900)]
     asked = ask(CONSUMER, MemberEpoch=0, SubscribedTopicNames=names)

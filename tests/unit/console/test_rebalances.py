@@ -205,6 +205,44 @@ def test_a_removal_is_shown_if_the_time_out_is_before_the_period(tmp_path: Path)
     assert ("b", "removed") not in changes(found(tmp_path, rows, "--since", "2h"))
 
 
+def test_clocks_of_clients_may_differ_by_more_than_generations_take(tmp_path: Path) -> None:
+    rows = [
+        change(30 - late - 0.5 * generation / 60, "rejoined", name, generation=generation)
+        for generation in (2, 3)
+        for name, late in (("a", 0), ("b", -1 / 60))
+    ]
+    assert "timed_out" not in {row["change"] for row in found(tmp_path, rows)}
+
+
+def test_a_member_that_leaves_long_after_it_timed_out_has_timed_out(tmp_path: Path) -> None:
+    rows = [change(30, "rejoined", name, generation=1) for name in ("a", "b")]
+    rows += [change(20, "rejoined", "a", generation=2), change(15, "left", "b", LEAVE, response_bytes=None)]
+    assert {("b", "timed_out"), ("b", "left")} <= changes(found(tmp_path, rows))
+
+
+def test_a_time_out_is_printed_once(tmp_path: Path) -> None:
+    static: Any = {"instance_id": "i1", "generation": 1}
+    rows = [
+        *(change(minutes, "rejoined", "a", generation=n) for minutes, n in ((30, 1), (29.9, 1), (20, 2), (10, 3))),
+        *(change(minutes, "joined", name, **static) for minutes, name in ((30, "m1"), (29.5, "m2"))),
+    ]
+    timed_out = [row for row in found(tmp_path, rows) if row["change"] == "timed_out"]
+    assert [(row["client"], row["generation"]) for row in timed_out] == [("client of m2", 1)]
+
+
+def test_a_time_out_just_before_the_end_of_a_period_is_in_that_period(tmp_path: Path) -> None:
+    rows = [change(30, "rejoined", name, generation=1) for name in ("a", "b")]
+    rows.append(change(20, "rejoined", "a", generation=2))
+    end = (TIME.now - timedelta(minutes=19.5)).isoformat()
+    assert ("b", "timed_out") in changes(found(tmp_path, rows, "--from", "1h", "--until", end))
+
+
+def test_an_assignment_that_is_returned_again_is_no_change(tmp_path: Path) -> None:
+    of: Any = {"group": "new", "member_epoch": 4, "partitions": 2}
+    rows = [change(minutes, "assigned", "a", CONSUMER, **of) for minutes in (30, 20)]
+    assert len(found(tmp_path, rows)) == 1
+
+
 def test_members_of_cooperative_groups_do_not_stand_still(tmp_path: Path) -> None:
     rows = [
         change(10, "rejoined", "a", generation=1, assignor="cooperative-sticky"),
