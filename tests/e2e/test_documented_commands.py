@@ -57,7 +57,10 @@ ELSEWHERE = {
     },
     **{
         f".venv/bin/kafka-probe {name} --tables": (f"tests/unit/console/test_{name}.py", READ)
-        for name in ("admin", "changes", "clients", "connections", "groups", "map", "producers", "upgrade", "who", "why")
+        for name in (
+            *("admin", "changes", "clients", "connections", "groups", "map", "producers", "rebalances", "upgrade"),
+            *("who", "why"),
+        )
     },
     "eval": ("tests/unit/console/test_completion.py", READ),
     ".venv/bin/kafka-probe unused": ("tests/e2e/test_unused.py", READ),

@@ -42,6 +42,7 @@ _JAVA_REASONS = {
     ApiKey.LEAVE_GROUP: {34: "poll_timeout", 28: "close", 41: "unsubscribe", 30: "admin"},
     ApiKey.JOIN_GROUP: {27: "metadata_change"},
 }
+_WITH_ID = len("need to re-join with the given member-id: ")  # of the first reason to join, before the member's id
 _JAVA, _STREAMS = "apache-kafka-java", "stream"  # the only assignor of Kafka Streams, which has reasons of its own
 
 
@@ -126,7 +127,8 @@ def reason_of(asked: Facts, software_name: str | None, length: int) -> str | Non
 
     length: in bytes, negative for none. Texts of other clients than Java's consumers are `other`.
     """
-    if length <= 0:
+    member_id = asked.text(Fact.MEMBER_ID) or ""
+    if length <= 0 or (asked.api_key == ApiKey.JOIN_GROUP and length == _WITH_ID + len(member_id.encode())):
         return None
     is_known = software_name == _JAVA and _STREAMS not in asked.texts(Fact.ASSIGNOR)
     return _JAVA_REASONS.get(ApiKey(asked.api_key), {}).get(length, "other") if is_known else "other"

@@ -173,6 +173,12 @@ def test_a_member_joins_again_because_metadata_changed(watched: Watched) -> None
     assert event["reason"] == "other"
 
 
+def test_a_new_member_gives_no_reason_of_its_own(watched: Watched) -> None:
+    asked = ask(JOIN, Reason="need to re-join with the given member-id: m1")
+    (event,) = watched.see(asked, answer(JOIN, GenerationId=7), software=JAVA)
+    assert "reason" not in event
+
+
 def test_a_request_that_removes_several_members_names_them_without_a_reason(watched: Watched) -> None:
     by_id, by_instance = ({"MemberId": "m1"}, {"MemberId": "", "GroupInstanceId": "i2"})
     named = [{**one, "Reason": "member was removed by an admin"} for one in (by_id, by_instance)]
