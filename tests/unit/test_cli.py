@@ -170,7 +170,7 @@ def test_help_of_a_command_has_its_own_options_first_and_defaults_that_are_true(
 
     traced, running = sections("trace"), sections("run")
     assert "--topic PATTERN" in traced["Options"]
-    assert "are always sent, within a limit [default: all]" in traced["Capture"]
+    assert "are always sent, within limits [default: all]" in traced["Capture"]
     assert "lowest level of logged messages [default: warning]" in traced["Capture"]
     assert "lowest level of logged messages [default: info]" in running["Capture"]
     assert "--topic TEXT" in running["Destination of the events"]

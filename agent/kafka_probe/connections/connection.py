@@ -56,11 +56,11 @@ class Connection:
     client: Client | None = None
     counted: OpenCount | None = None
     sessions: tuple[FetchSession, ...] = ()
-    text_bytes: int = 0
     activity: ConnectionActivity | Uncounted | None = None  # None: no flow yet
 
     def __del__(self) -> None:
-        self.budget.give_back(self.text_bytes)
+        texts = self.client_id, self.software_name, self.software_version, self.cluster_id, *self.member
+        self.budget.give_back(sum(map(_kept_bytes, texts)))
 
     @property
     def side(self) -> str:
@@ -113,19 +113,11 @@ class Connection:
         """
         if new == known:
             return known
-        if known is not None and known != INTERNAL_CLIENT:
-            self._take(-text_bytes(known))
-        if new is None or new == INTERNAL_CLIENT or self._take(text_bytes(new)):
+        self.budget.give_back(_kept_bytes(known))
+        size = _kept_bytes(new)
+        if not size or self.budget.take(self.sharing_peer, size, "text_limit"):
             return new
         return INTERNAL_CLIENT if is_internal(new) else None
-
-    def _take(self, size: int) -> bool:
-        if size < 0:
-            self.budget.give_back(-size)
-        elif not self.budget.take(self.sharing_peer, size, "text_limit"):
-            return False
-        self.text_bytes += size
-        return True
 
     def group(self, api_key: int, named: Collection[str]) -> str | None:
         """Return the one group that requests named; if they named none, as in a Fetch, the group of their client."""
@@ -165,3 +157,8 @@ class Connection:
             },
             "opaque": self.opaque,
         }
+
+
+def _kept_bytes(text: str | None) -> int:
+    """Return the bytes of the budget that a text takes."""
+    return 0 if text is None or text == INTERNAL_CLIENT else text_bytes(text)

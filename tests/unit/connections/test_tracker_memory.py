@@ -185,7 +185,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
     feed(messages[:1])
     before = used_bytes()
     grown = grown_by(lambda: feed(messages[1:]), 1)
-    assert grown < used_bytes() - before < 59 * 6000
+    assert grown < used_bytes() - before < 59 * 7000
     let_all_go(watched, 60)
     assert used_bytes() == 0
 
