@@ -42,13 +42,14 @@ SET_BY_THE_CHART = {"conntrack", "kubernetes", "node", "ready_file"}
 
 WHEN = {
     "flow": "once per interval, per connection, API and version",
-    "request": "per request that changes the cluster; with `--requests`, per exchange that it chooses",
+    "request": "per request that changes the cluster or the members of a group; with `--requests`, also per exchange "
+    "that it chooses",
     "open": "when a connection is seen first, again when one that was listed gets its flow id, and once per "
     "`--open-interval-s` while it is open",
     "close": "when an end of a connection is closed, a second later",
     "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",
-    "offsets": "once per interval in which offsets changed, for each 1,000 of them",
+    "offsets": "once per interval in which offsets changed or are repeated, with at most 1,000 ends and positions each",
     "agent": "once per interval, after all others",
     "frames": "in the topic of frames: with `--archive`, and when a connection ends abnormally",
 }

@@ -95,10 +95,12 @@ def options(
 
 
 def _choice(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds flags that choose connections and APIs. what: their contents, in the plural."""
+    """Return a decorator that adds flags that choose connections and APIs. what: the noun in the help of --api."""
     flags = (
         click.option("--client", metavar="PATTERN", help="only of clients with such an id, with * and ? as in shells"),
-        click.option("--workload", metavar="PATTERN", help="command, container, systemd unit, pod or pod's owner"),
+        click.option(
+            "--workload", metavar="PATTERN", help="only of such a command, container, systemd unit, pod or pod's owner"
+        ),
         click.option("--pid", metavar="N", help="only of this process"),
         click.option("--address", metavar="IP[:PORT]", help="only with this address at either end"),
         click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id"),
@@ -179,7 +181,7 @@ Examples:
 @click.option("--topic", metavar="PATTERN", help="only requests that name such a topic")
 @click.option(
     "--error",
-    metavar="NAME",
+    metavar="NAME|CODE|any",
     help="only responses with this error, such as NOT_LEADER_OR_FOLLOWER; any: with any error",
 )
 @click.option("--json", "as_json", is_flag=True, help="print the events as JSON, one per line")

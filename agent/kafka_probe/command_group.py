@@ -17,7 +17,7 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A command whose help has its own options first, and then the settings, by what they are about."""
+    """A command whose help has its own options first, and then the settings in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}

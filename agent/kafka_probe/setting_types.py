@@ -37,7 +37,7 @@ class ExchangeSelection:
                 return cls(found[1])  # type: ignore[arg-type]  # the expression matches these texts only
 
     def chooses(self, *, failed: bool, latency_us: int | None) -> bool:
-        """Return True if an exchange may be selected for its result; `1/N` selects among all."""
+        """Return True if the result of an exchange meets the selection. With `1/N` any result does."""
         match self.which:
             case "off":
                 return False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LAG = ("lag", "lag_s", "more_than")
 _AGES = ("position_age_s", "end_age_s")
 _CHANGE_S = 30
-_HOURS = timedelta(hours=3)  # in which agents repeat what does not change
+_HOURS = timedelta(hours=3)  # agents repeat unchanged offsets within this time
 _RECENTLY = timedelta(minutes=10)
 _PARTITION = 'cluster, topic, "partition"'
 _KNOWN = """
@@ -133,7 +133,7 @@ def _of_partitions(tables: OpenTables, period: Period, group: str | None) -> tup
         ),
         lags AS (
             SELECT newest.*, "end", end_ts, before_ts,
-                -- A position behind a newer end is of a topic that was made anew.
+                -- A position above a newer end is of a topic that was deleted and created again: its lag is unknown.
                 CASE
                     WHEN "end" >= newest.position THEN "end" - newest.position
                     WHEN end_ts <= position_ts THEN 0

@@ -41,9 +41,9 @@ _RETRIABLE = tuple(
         *("CONCURRENT_TRANSACTIONS", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID"),
     )
 )
-_SUMS = ("requests", "records", "batches", "bytes", "refused_records", "errors", "retries")
+_SUMS = ("requests", "records", "batches", "bytes", "refused_records", "errors", "retriable_errors")
 _NUMBERS = ("requests", "requests_per_s", "records", "bytes", "records_per_batch", "bytes_per_batch")
-_COUNTS = ("refused_records", "errors", "retries", "topics")
+_COUNTS = ("refused_records", "errors", "retriable_errors", "topics")
 _SMALL_RECORDS, _OFTEN_PER_S = 2, 10
 _PRODUCER = ("client", "side", "workload", "acks")
 
@@ -61,8 +61,8 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
     """Print how each client writes: acks, idempotence, compression, and records and bytes per batch.
 
     `risks`: acks=0, acks=1, acks=differ, refused records. `waste`: most record sets are not compressed, or at least 10
-    requests per second have fewer than two records per batch. `retries`: errors of partitions after which clients send
-    the records again.
+    requests per second have fewer than two records per batch. `retriable_errors`: errors of partitions after which
+    clients may send the records again.
     """
     tables.require("traffic")
     where, values = within("window_start", period)
@@ -72,7 +72,7 @@ def producers(tables: OpenTables, period: Period, *, internal: bool) -> AnswerVi
                 if(side = 'client', node, NULL) AS node, level, api, if(acks = -1, 'all', acks::VARCHAR) AS acks,
                 transactional_id, {LIBRARY} AS library,
                 coalesce(topic, name, topic_id) AS topic, codecs, requests, records, batches, record_bytes AS bytes,
-                refused_records, {count_of("errors")} AS errors, {count_of("errors", *_RETRIABLE)} AS retries,
+                refused_records, {count_of("errors")} AS errors, {count_of("errors", *_RETRIABLE)} AS retriable_errors,
                 {FIRST} AS first, {LAST} AS last
             FROM traffic LEFT JOIN {topic_names(tables)} USING (topic_id)
             WHERE {where} AND {not_internal("client_id", internal=internal)}

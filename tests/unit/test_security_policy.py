@@ -128,7 +128,7 @@ MEMORY = (
     f"Texts have {facts.TEXT_CHARACTERS} bytes, or {facts.TEXT_CHARACTERS // 4} characters",
     f"have {workload.TEXT_CHARACTERS:,} characters, or {workload.TEXT_CHARACTERS // 4} beyond Latin-1",
     f"{in_words(DECODED_AT_ONCE / MIB).capitalize()} of a MiB of frames is decoded at once",
-    f"The same holds for the {exchange.MOST_MEMBERSHIP:,} requests in an interval that change the members of a group",
+    f"The same holds for the {exchange.MOST_MEMBERSHIP:,} requests in an interval that may change the members of a",
     f"an eighth of the {exchange.MOST_ADMINISTRATION:,} topics and partitions in events of requests that change a",
     f"An event counts as {exchange.EVENT_ENTRIES} more, and as {exchange.MOST_REQUEST_ENTRIES} at most",
     f"A report is sent in parts of {mib(IN_HAND_BYTES)} MiB",

@@ -36,8 +36,8 @@ LOSSES = {
     **request_events.LOSSES,
     "administration_limit": "requests that changed the cluster and have no event, because all peers, or one peer, sent "
     "too many in an interval: look for a client that sends very many",
-    "membership_limit": "requests that changed the members of a group and have no event, because all peers, or one "
-    "peer, sent too many in an interval",
+    "membership_limit": "requests that may have changed the members of a group and have no event, because all peers, "
+    "or one peer, sent too many in an interval: look for a client that joins again and again",
 }
 MOST_ADMINISTRATION = 4096  # entries of requests of administration in an interval
 MOST_MEMBERSHIP = 8192  # requests that change the members of groups in an interval
@@ -93,7 +93,7 @@ class Exchanges:
         self._tracker = tracker
         self._events = RequestEvents(names, self.losses)
         self._waiting: dict[int, dict[int, Frame]] = {}
-        self._joining: set[int] = set()  # those of them with a heartbeat that joins or leaves
+        self._joining_or_leaving: set[int] = set()  # those of them with a heartbeat that joins or leaves
 
     def pair_all(self, *, pair_all: bool) -> None:
         """Pair all requests, or only those that change the cluster or a group, within their limits per interval."""
@@ -109,10 +109,10 @@ class Exchanges:
         self._administration, self._membership = _Limit(MOST_ADMINISTRATION), _Limit(MOST_MEMBERSHIP)
 
     def chosen(self, batch: list[Frames]) -> list[Frames]:
-        """Return the frames of a batch that may be of exchanges to pair: all, or those of changes."""
+        """Return the frames of a batch that may be of exchanges to pair: all, or those of possible changes."""
         if self.pairs_all:
             return batch
-        chosen, answers, joining = list[Frames](), list[Frames](), self._joining.copy()
+        chosen, answers, joining = list[Frames](), list[Frames](), self._joining_or_leaving.copy()
         for frames in batch:
             facts = frames.shape.facts
             if facts.api_key in _MAY_BE_CHOSEN:
@@ -155,7 +155,7 @@ class Exchanges:
             self._paired.append(Exchange(connection, correlation_id, request, None))
 
     def finish(self) -> None:
-        """Complete the requests of changes that wait for their responses when the agent ends."""
+        """Complete the unanswered requests that change the cluster or a group when the agent ends."""
         self.pair_all(pair_all=False)
         for conn in [*self._waiting]:
             if connection := self._tracker.get(conn):
@@ -164,7 +164,7 @@ class Exchanges:
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[Exchange]:
         """Yield the exchanges that a frame completes.
 
-        Of a heartbeat whose response changes its member, only the response is taken: few heartbeats change anything.
+        Few heartbeats change anything. If only the response to one shows a change, it is yielded without its request.
         """
         facts = frame.shape.facts
         conn = connection.identity.conn
@@ -185,7 +185,7 @@ class Exchanges:
             if self._admits(connection, facts):
                 self._waiting.setdefault(conn, {})[correlation_id] = frame
                 if joins_or_leaves(facts):
-                    self._joining.add(conn)
+                    self._joining_or_leaving.add(conn)
                 self._held_bytes += _size(frame)
             while self._held_bytes > self._limit_bytes:
                 yield from self._evict(next(iter(self._waiting)))
@@ -216,12 +216,12 @@ class Exchanges:
         self._held_bytes -= _size(request)
         if not self._waiting[conn]:
             del self._waiting[conn]
-            self._joining.discard(conn)
+            self._joining_or_leaving.discard(conn)
         return request
 
     def _forget(self, conn: int) -> dict[int, Frame]:
         waiting = self._waiting.pop(conn, {})
-        self._joining.discard(conn)
+        self._joining_or_leaving.discard(conn)
         self._held_bytes -= sum(map(_size, waiting.values()))
         return waiting
 

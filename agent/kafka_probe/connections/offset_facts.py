@@ -1,8 +1,8 @@
 """Finds the offsets in an exchange: ends of partitions, and positions that groups have committed.
 
-Only what the broker has confirmed counts: partitions that its response names without an error. Offsets that a consumer
-asks for, commits of transactions, which may still be aborted, and offsets of a response for several groups, which no
-longer belong to one of them once they are decoded, are left out.
+Only offsets that the broker has confirmed count: those of partitions that its response names without an error. Three
+kinds are left out: offsets that a consumer asks for, commits of transactions, which may still be aborted, and offsets
+of a response for several groups, which no longer belong to one of them once they are decoded.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def found_offsets(exchanged: Exchanged) -> Iterator[FoundOffset]:
 
 
 def _produced(request: OneFrame, response: OneFrame) -> Iterator[FoundOffset]:
-    """Yield the end behind the records of each partition, if the kernel could count them."""
+    """Yield the offset after the produced records of each partition, if the kernel could count them."""
     records: dict[_Named, int] = {}
     for measure, value in zip(request.shape.measures, request.values.tolist(), strict=True):
         if measure.kind is MeasureKind.RECORDS:

@@ -1,9 +1,9 @@
 """Keeps the newest end of each partition and the newest position of each group, and makes `offsets` events of changes.
 
-An offset is sent when it differs from the one sent last, at most once per `REPEAT_NS`: one that changed before waits,
-also if nothing of it is seen again. One that stays the same is sent each hour, so that readers need only the last
-hours: a group that is stopped has a position, too, for a day. What several connections, or both ends of one, show of a
-partition is one offset, the newest. What was not seen has no row.
+A changed offset is sent at most once per `CHANGED_PAUSE_NS`; one that changes earlier is sent when that time is over.
+An unchanged offset is sent again each hour, until it was not seen for a day: readers need only the last hours, also of
+a group that is stopped. If several connections show a partition, the newest offset counts. An offset that was not seen
+has no row.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import text_bytes
 
 LOSSES = {
-    OFFSET_LIMIT: "ends of partitions, positions of groups and requests for them that exceed `--memory-limit`, and "
-    "those that wait for the next interval, because more than 10,000 changed, or one peer's exceed its share",
+    OFFSET_LIMIT: "offsets, and unanswered requests for offsets, that were dropped because of `--memory-limit` or the "
+    "share of a peer; and offsets that are sent an interval later, because more than 10,000, or too many of one peer, "
+    "were due",
 }
 MOST_ROWS = 10_000
 """Most ends and positions that are sent in an interval."""
-REPEAT_NS, UNCHANGED_NS, KEPT_NS = 30_000_000_000, 3_600_000_000_000, 24 * 3_600_000_000_000
+CHANGED_PAUSE_NS, UNCHANGED_PAUSE_NS, KEPT_NS = 30_000_000_000, 3_600_000_000_000, 24 * 3_600_000_000_000
 ROWS_PER_EVENT, CHARACTERS = 1000, 1 << 17  # most rows of an event, and most characters of their names
 _NAME_CLUSTER = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER})
 _BROKERS = 1024  # most addresses of brokers whose cluster id is remembered
@@ -186,13 +187,13 @@ class Offsets:
     def _due(self, now_ns: int) -> list[_DueOffset]:
         """Return the offsets to send now, at most MOST_ROWS; count those that are left for the next interval.
 
-        What was sent is not due for `REPEAT_NS`, so that the others have their turn.
+        An offset that was sent is not due again for `CHANGED_PAUSE_NS`, so that the others have their turn.
         """
         rows: list[_DueOffset] = []
         shares = Shares(MOST_ROWS)
         for subject, partitions in self._offsets.items():
             for partition, offset in partitions.items():
-                pause_ns = UNCHANGED_NS if offset.value == offset.sent else REPEAT_NS
+                pause_ns = UNCHANGED_PAUSE_NS if offset.value == offset.sent else CHANGED_PAUSE_NS
                 if offset.sent >= 0 and now_ns - offset.sent_ns < pause_ns:
                     continue
                 if len(rows) == MOST_ROWS or not shares.take(offset.peer, 1, len(rows)):

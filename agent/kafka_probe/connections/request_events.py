@@ -66,7 +66,7 @@ class Exchange(NamedTuple):
 
     @property
     def first(self) -> Frame:
-        """Return the request, or the response if that is all."""
+        """Return the request, or the response if there is no request."""
         frame = self.request or self.response
         assert frame
         return frame

@@ -21,7 +21,7 @@ class SeenOffset(TypedDict):
 class PartitionEnd(SeenOffset):
     """The end of a partition."""
 
-    offset: Annotated[int, "offset behind the last record, as the newest response shows it"]
+    offset: Annotated[int, "offset after that of the last record, as the newest response shows it"]
     source: Annotated[
         str,
         "fetch: high watermark; produce: base offset plus records, which followers may not have yet; "

@@ -35,7 +35,8 @@ class ExchangeFacts(TypedDict):
 
     correlation_id: Annotated[int, "correlation id"]
     request_bytes: Annotated[
-        int | None, "size of the request with its length prefix; null: not paired, as of most heartbeats"
+        int | None,
+        "size of the request with its length prefix; null: the event has only the response, as for most heartbeats",
     ]
     response_bytes: Annotated[
         int | None, "size of the response with its length prefix; null: none was sent (acks=0), or none was seen"
@@ -85,12 +86,13 @@ class MembershipFacts(TypedDict, total=False):
 
     membership: Annotated[
         str,
-        "joined; rejoined: it took part in a further rebalance, or is new; new: the broker named a new member, which "
-        "joins next; assigned: it got partitions; left; removed: the broker no longer knows it; fenced: another took "
-        "its place, or its epoch is old; refused: it may not join; absent: nothing changed",
+        "joined: a member without a member id joined; rejoined: a member with a member id joined, also a new one after "
+        "`new`; new: the broker assigned a member id, with which the client joins next; assigned: the member got "
+        "partitions; left: the member left; removed: the broker does not know the member; fenced: another member uses "
+        "its instance id, or its epoch is old; refused: the broker rejected the join; absent: no change",
     ]
     members: Annotated[list[GroupMember], "the members of a request that names several, at most 512"]
-    partitions: Annotated[int, "partitions that the response to a heartbeat assigns"]
+    partitions: Annotated[int, "number of partitions that the response to a heartbeat assigns"]
     reason: Annotated[
         str,
         "why a member of a classic group joins or leaves (KIP-800): poll_timeout, close, unsubscribe, admin, "

@@ -11,12 +11,12 @@ from kafka_probe.capture.sample import Flag
 from kafka_probe.connections import offset_facts
 from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.offsets import (
+    CHANGED_PAUSE_NS,
     CHARACTERS,
     KEPT_NS,
     MOST_ROWS,
-    REPEAT_NS,
     ROWS_PER_EVENT,
-    UNCHANGED_NS,
+    UNCHANGED_PAUSE_NS,
     Offsets,
 )
 from kafka_probe.connections.topic_names import TopicNames
@@ -268,7 +268,7 @@ def test_own_connections_have_no_offsets(agent: Agent) -> None:
 def test_the_newest_offset_counts_whatever_it_is(agent: Agent) -> None:
     fetches = [fetched(end, ts_ns=ts_ns, conn=conn) for end, ts_ns, conn in ((77, 3, 1), (90, 1, 2), (5, 2, 2))]
     assert [offset for *_, offset, _ in agent.rows(*fetches)] == [77]
-    assert [offset for *_, offset, _ in agent.rows(fetched(60, ts_ns=9), after_ns=REPEAT_NS)] == [60]
+    assert [offset for *_, offset, _ in agent.rows(fetched(60, ts_ns=9), after_ns=CHANGED_PAUSE_NS)] == [60]
 
 
 def test_an_offset_is_sent_when_it_changed_and_half_a_minute_after_the_last(agent: Agent) -> None:
@@ -283,24 +283,24 @@ def test_an_offset_is_sent_when_it_changed_and_half_a_minute_after_the_last(agen
     assert rows_of(71, 72, after_ns=5 * SECOND_NS) == []
     assert rows_of(after_ns=20 * SECOND_NS) == []
     assert rows_of(after_ns=5 * SECOND_NS) == [72]  # also if nothing more is seen
-    assert rows_of(72, after_ns=REPEAT_NS) == []
-    assert rows_of(after_ns=REPEAT_NS) == []
+    assert rows_of(72, after_ns=CHANGED_PAUSE_NS) == []
+    assert rows_of(after_ns=CHANGED_PAUSE_NS) == []
     assert rows_of(75, after_ns=0) == [75]
-    assert rows_of(76, 75, after_ns=REPEAT_NS) == []
+    assert rows_of(76, 75, after_ns=CHANGED_PAUSE_NS) == []
 
 
 def test_an_offset_that_stays_the_same_is_sent_each_hour(agent: Agent) -> None:
     (row,) = agent.rows(fetched(1))
-    assert agent.rows(after_ns=UNCHANGED_NS - 1) == []
+    assert agent.rows(after_ns=UNCHANGED_PAUSE_NS - 1) == []
     assert agent.rows(after_ns=1) == [row]
-    assert agent.rows(fetched(1), after_ns=REPEAT_NS) == []
-    assert agent.rows(after_ns=UNCHANGED_NS - REPEAT_NS) == [row]
+    assert agent.rows(fetched(1), after_ns=CHANGED_PAUSE_NS) == []
+    assert agent.rows(after_ns=UNCHANGED_PAUSE_NS - CHANGED_PAUSE_NS) == [row]
 
 
 def test_an_offset_that_was_not_seen_for_a_day_is_forgotten(agent: Agent) -> None:
     agent.rows(fetched(1))
     assert agent.rows(after_ns=KEPT_NS - 2 * SECOND_NS) != []
-    assert agent.rows(after_ns=UNCHANGED_NS) == []
+    assert agent.rows(after_ns=UNCHANGED_PAUSE_NS) == []
     assert (agent.offsets.held_bytes, agent.left_out) == (0, 0)
 
 
@@ -316,7 +316,7 @@ def test_a_response_may_come_in_a_later_batch(agent: Agent) -> None:
     ask, answer = committed(70)
     assert agent.rows(ask) == []
     assert agent.rows(answer) == [(GROUP, TOPIC, 4, 70, "offset_commit")]
-    assert agent.rows(answer, after_ns=REPEAT_NS) == []
+    assert agent.rows(answer, after_ns=CHANGED_PAUSE_NS) == []
 
 
 def test_a_request_in_flight_at_the_end_of_each_batch_is_paired(agent: Agent) -> None:

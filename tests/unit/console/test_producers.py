@@ -81,9 +81,9 @@ def test_a_producer_has_its_settings_and_its_batches(tables: Path) -> None:
     assert (rows["idempotent", "all"]["producer"], rows["idempotent", "1"]["producer"]) == ("idempotent", None)
 
 
-def test_errors_after_which_clients_send_again_are_retries(tables: Path) -> None:
+def test_errors_after_which_clients_send_again_are_retriable(tables: Path) -> None:
     rows = by_acks(tables)
-    assert [(row["errors"], row["retries"]) for row in (rows["late", "all"], rows["careful", "all"])] == [
+    assert [(row["errors"], row["retriable_errors"]) for row in (rows["late", "all"], rows["careful", "all"])] == [
         (10, 3),
         (0, 0),
     ]
