@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from kafka_probe.protocol.api_keys import ApiKey
-from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, agent_event, at_end, closed, opened, requested
+from tests.builders.spark_events import (
+    BROKER,
+    CLIENT,
+    SECOND_US,
+    Event,
+    agent_event,
+    at_end,
+    closed,
+    offset_seen,
+    offsets_event,
+    opened,
+    requested,
+)
 
 
 def round_of_host(host: int, end: str, number: int, *, first: int, count: int) -> list[Event]:
@@ -31,6 +43,7 @@ def round_of_host(host: int, end: str, number: int, *, first: int, count: int) -
             for one in old
             if end == CLIENT or one % 2 == 0
         ),
+        offsets_event(end, [offset_seen(number)], [offset_seen(number, group="billing")]),
         agent_event(end, until_s=121 + number),
     ]
     return [_of_host(host, event) for event in reported]
