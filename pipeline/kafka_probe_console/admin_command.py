@@ -9,7 +9,7 @@ import click
 from kafka_probe.protocol.administration import ADMINISTRATION
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.end_columns import library_of, process_of, workload_of
+from kafka_probe_console.end_columns import ASKED, library_of, process_of, workload_of
 from kafka_probe_console.errors import TableError
 from kafka_probe_console.period import Period
 from kafka_probe_console.views import AnswerView, within
@@ -17,8 +17,6 @@ from kafka_probe_console.views import AnswerView, within
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
-_TIME = "least(ts, received_ts)"
-"""The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
 _SAME = """one.flow_id = answered.flow_id AND one.correlation_id = answered.correlation_id AND one.api = answered.api
     AND one.use = answered.use AND one.api_version = answered.api_version
     AND one."group" IS NOT DISTINCT FROM answered."group" AND one.topics IS NOT DISTINCT FROM answered.topics"""
@@ -46,10 +44,10 @@ def admin(tables: OpenTables, period: Period) -> AnswerView:
     if not tables.add("requests"):
         tables.require("traffic")
         raise TableError("The tables have no request that changed a cluster: there is no table requests yet.")
-    where, values = within(_TIME, period)
+    where, values = within(ASKED, period)
     sql = f"""
         WITH changes AS (
-            SELECT {_TIME} AS time, api, client.id AS client, side, local, peer, node, api_version, "group", flow_id,
+            SELECT {ASKED} AS time, api, client.id AS client, side, local, peer, node, api_version, "group", flow_id,
                 correlation_id, latency_us / 1000 AS latency_ms, {library_of("client")} AS library,
                 {process_of()} AS process, {workload_of(tables, "requests")} AS workload,
                 {_joined(_names("true"))} AS topics,

@@ -20,6 +20,8 @@ ENDED = "least(ts, judged_ts)"
 
 No close is newer than Kafka's time of its verdict, so that a wrong or forged clock cannot move it to the future.
 """
+ASKED = "least(ts, received_ts)"
+"""The time of a row of `requests`, of which a wrong or forged clock makes none later than Kafka received it."""
 KNOWN_VERDICTS = "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM verdicts"
 """SQL of the number of verdicts in the tables, and of their first and last times."""
 ADDRESSES = """

@@ -9,7 +9,7 @@ import click
 
 from kafka_probe_console.answer_command import prints_view
 from kafka_probe_console.columns import columns
-from kafka_probe_console.end_columns import library_of, process_of, workload_of
+from kafka_probe_console.end_columns import ASKED, library_of, process_of, workload_of
 from kafka_probe_console.errors import TableError
 from kafka_probe_console.period import Period, moved
 from kafka_probe_console.views import AnswerView, within
@@ -17,8 +17,6 @@ from kafka_probe_console.views import AnswerView, within
 if TYPE_CHECKING:
     from kafka_probe_console.tables import OpenTables
 
-_TIME = "least(ts, received_ts)"
-"""The time of a request, of which a wrong or forged clock makes none later than Kafka got it."""
 _SETTLED = timedelta(minutes=2)  # after the begin of a generation: by then the tables have all that joined it
 _CLOCKS_S = 60  # difference of clocks: rows of one generation are no further apart
 _LEAVING_S = 5  # after a generation began: a request to leave may have begun it
@@ -46,7 +44,7 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
         tables.require("traffic")
         raise TableError("The tables have no request that changed the members of a group.")
     # Members may have joined long before the period, and join again after it.
-    where, values = within(_TIME, Period(None, moved(period.end, _SETTLED) if period.end else None))
+    where, values = within(ASKED, Period(None, moved(period.end, _SETTLED) if period.end else None))
     bounds = {"time >= ?": period.begin, "time < ?": period.end}
     shown = " AND ".join(["true", *(condition for condition, time in bounds.items() if time)])
     of_shown = tuple(filter(None, bounds.values()))
@@ -54,7 +52,7 @@ def rebalances(tables: OpenTables, period: Period, group: str | None) -> AnswerV
     settled = moved(datetime.now(UTC), -_SETTLED)
     sql = f"""
         WITH reported AS (
-            SELECT {_TIME} AS time, time - to_microseconds(coalesce(latency_us, 0)) AS asked, "group", membership,
+            SELECT {ASKED} AS time, time - to_microseconds(coalesce(latency_us, 0)) AS asked, "group", membership,
                 reason, api, api_version, coalesce(nullif(generation, -1), member_epoch) AS generation, partitions,
                 nullif(named.member_id, '') AS member_id, nullif(named.instance_id, '') AS instance_id,
                 -- A static member keeps its instance id when it gets another member id.
