@@ -19,6 +19,8 @@ mount -t tracefs trace /root/sys/kernel/tracing
 mount -t debugfs debug /root/sys/kernel/debug
 mount -t cgroup2 cgroups /root/sys/fs/cgroup
 ip link set lo up
+# khugepaged replaces pages, which BPF programs cannot read meanwhile: under emulation that takes milliseconds.
+echo never >/root/sys/kernel/mm/transparent_hugepage/enabled
 
 mkdir /root/job /root/results
 tar -x -C /root/job -f /root/dev/vdb
