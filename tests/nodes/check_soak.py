@@ -22,7 +22,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_request_and_every_end_is_accounted_for(result: dict[str, Any]) -> None:
-    assert result["examples"] == []
+    assert result["examples"] == [], "\n".join(result["examples"])
     assert result["unexplained"] == 0
     assert result["agents"] == 3
     assert result["pages_of_their_servers"] > 0
