@@ -146,6 +146,27 @@ def test_a_flood_is_reported_or_counted(reported: AgentReports, words: list[str]
     assert kept.unexplained == words
 
 
+@pytest.mark.parametrize(
+    ("dropped", "words"),
+    [(3, []), (2, ["missing events of agent 1: 3 of events instead of 2"])],
+    ids=["counted", "not counted"],
+)
+def test_missing_events_are_those_that_the_full_buffer_of_the_sink_refused(dropped: int, words: list[str]) -> None:
+    agent = reports(1, 2, 3)
+    agent.take({"seq": 3, "kind": "open"})
+    agent.losses = {"sink_buffer_full": dropped}
+    assert account(wire(*ANSWERED), [agent], [0], []).unexplained == words
+
+
+def test_a_missing_event_may_have_counted_all_requests_of_a_flooding_connection() -> None:
+    reported = flooded(6)
+    reported.missing = 2
+    kept = Account()
+    account_flood(kept, [reported], 10)
+    account_flood(kept, [reported], 11)
+    assert kept.unexplained == ["floods: 6 of 11 requests reported, and 4 losses are counted"]
+
+
 def test_a_flood_is_nothing_of_the_honest_clients() -> None:
     reported = flooded(10)
     assert not reported.closes
