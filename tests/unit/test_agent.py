@@ -60,8 +60,9 @@ def test_offsets_are_reported_before_flows(requests: str) -> None:
     fed = Fed(requests)
     asked = [{"Name": TOPIC, "Partitions": [{"PartitionIndex": 4, "CommittedOffset": 77}]}]
     answered = [{"Name": TOPIC, "Partitions": [{"PartitionIndex": 4}]}]
-    commit = by_hand("OffsetCommit", 7, {"GroupId": GROUP, "Topics": asked})
-    fed.see(opened(), commit, by_hand("OffsetCommit", 7, {"Topics": answered}, answer=True))
+    now_ns = time.monotonic_ns()  # offsets of the day before are forgotten
+    commit = by_hand("OffsetCommit", 7, {"GroupId": GROUP, "Topics": asked}, ts_ns=now_ns)
+    fed.see(opened(), commit, by_hand("OffsetCommit", 7, {"Topics": answered}, answer=True, ts_ns=now_ns + 1))
     fed.report()
     (reported,) = fed.events("offsets")
     (position,) = reported["group_positions"]
