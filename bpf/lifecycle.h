@@ -38,7 +38,7 @@ static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 	struct cursor *c = state->inside ? unfinished.lookup(&key) : 0;
 	if (c)
 		send_cut(ctx, conn, c);
-	else if (state->have && !conn->rejected)
+	else if (state->have && state->lock == LOCKED && !conn->rejected)
 		count(LOST_HEADER_INCOMPLETE, 1);
 }
 

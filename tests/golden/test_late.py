@@ -73,7 +73,9 @@ def late() -> Iterator[Late]:
         between.sent.clear()
         asked.ask(request(METADATA, 12, 5))
         asked.sent.clear()
-        others = {name: stack.enter_context(conversation(port)) for name in (*READS, "half closed")}
+        others = {name: stack.enter_context(conversation(port)) for name in (*READS, "half closed", "ends")}
+        transfer(others["ends"].client, others["ends"].server, request(METADATA, 12, 1).wire)
+        transfer(others["ends"].server, others["ends"].client, response(METADATA, 12, 1).wire[:-2])
         with closing(Capture(port)) as capture:
             yield Late(capture, between, inside, asked, others)
 
@@ -133,6 +135,17 @@ def test_who_half_closes_is_the_owner_not_who_answers(late: Late) -> None:
     ends = late.capture.wait_closed(talk)
     assert [end.pids - {NOBODY} for end in ends] == [{client.pid}, {os.getpid()}]
     assert [(end.closed or {})["closed_by"] for end in ends] == ["local", "peer"]
+
+
+def test_the_last_bytes_of_a_frame_that_began_before_the_capture_are_no_header(late: Late) -> None:
+    """Kafka sends what follows the records of a Fetch response in a call of its own: a byte or two of tagged fields."""
+    late.capture.begin()
+    talk = late.others["ends"]
+    transfer(talk.server, talk.client, b"\0\0")
+    talk.client.close()
+    talk.server.close()
+    late.capture.wait_closed(talk)
+    assert late.capture.lost() == {}
 
 
 def lose_the_position(talk: Conversation) -> None:

@@ -42,7 +42,7 @@ _OF_BROKEN_FRAMES = ("header_incomplete", "frame_truncated")
 # Exchanges of a connection that is older than the agent, after which its position in both streams is known.
 _FOUND_WITHIN = 3
 # What an agent finds on connections that are older than itself.
-_OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated", "header_incomplete"}
+_OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated"}
 
 
 @dataclass(slots=True)
