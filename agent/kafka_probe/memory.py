@@ -23,7 +23,7 @@ LEAST_TABLES_BYTES = 32 * MIB
 IN_TRANSIT_BYTES = 16 * MIB  # events between tables and sink, and data being compressed; includes the next two
 IN_HAND_BYTES = 4 * MIB  # most that is handed on at once: events with their JSON, or one event that is larger
 SERVER_WAITING_BYTES = 8 * MIB  # events that wait for the HTTP server
-SERIES_BYTES = 12288  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
+SERIES_BYTES = 15360  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
 HTTP_BYTES = 24 * MIB  # requests, lists being sent, what builds a list and a page of metrics, and the kernel's buffers
 ARCHIVE_WAITING_BYTES = 4 * MIB  # frames that wait for the archive's topic
 TLS_BYTES = 20 * MIB  # TLS connections: buffers of asyncio and OpenSSL
@@ -36,14 +36,14 @@ COMPILER_BYTES = 480 * MIB  # only at startup: LLVM, with its files in the page 
 MOST_PRODUCES_BYTES = 8 * MIB  # more would take long to sort when a response has an error
 KERNEL_CONNECTION_BYTES = 1204  # an entry of `conns` and its bucket, 1/8 of one of `unfinished`, 1/32 of one of `held`
 BORROWED_BYTES = 256  # budget that counts of an interval may borrow from each free slot of a connection
-CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
+CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 824
 
 # Shares of the memory for tables, in percent. Sizes per item are rounded up, which leaves some for fragmentation.
 _SHARES = {
-    "connections": 66,
-    "counts": 6,
+    "connections": 68,
+    "counts": 5,
     "produces": 1,
-    "learned": 6,
+    "learned": 5,
     "shapes": 2,
     "closes": 3,
     "activity": 3,
@@ -108,7 +108,7 @@ class Bounds:
         )
 
 
-DEFAULT = Bounds.within(292 * MIB)
+DEFAULT = Bounds.within(289 * MIB)
 """The bounds under default settings."""
 
 
