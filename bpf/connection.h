@@ -24,6 +24,7 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 {
 	struct sample *sample = notice(conn, kind);
 	struct open_data *open = (struct open_data *)sample->data;
+	open->keepalive_s = keepalive_s(sk, &open->cookie); // first: fill_addresses() sets the cookie
 	fill_addresses(sk, open);
 	if (conn->tgid)
 		fill_owner(open);
@@ -110,12 +111,13 @@ static inline u64 last_payload(struct conn *conn)
 static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes, u8 direction)
 {
 	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
+	u64 silence = last && now > last ? now - last : 0; // another CPU may have stored a later time
 	int replies = !conn->burst_replied && !conn->burst_response && direction != conn->burst_direction &&
 		      conn->burst_bytes <= ALERTS_BYTES && now - conn->burst_ns < REPLY_NS;
-	if (now - last >= BURST_NS && !replies) {
+	if ((!last || silence >= BURST_NS) && !replies) {
 		u8 before = conn->last_ns[RECEIVE] > conn->last_ns[SEND] ? RECEIVE : SEND;
 		conn->burst_ns = now;
-		conn->pause_ns = last ? now - last : 0;
+		conn->pause_ns = silence;
 		conn->burst_bytes = 0;
 		conn->burst_replied = 0;
 		conn->burst_direction = direction;
@@ -125,7 +127,9 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;
 	if (direction == SEND && (s32)(READ(sk, tcp_sock, snd_una) - start) >= 0) // all earlier bytes are acknowledged
-		conn->silence_ns = last ? now - last : 0;
+		conn->silence_ns = silence;
+	if (silence > conn->longest_silence_ns)
+		conn->longest_silence_ns = silence;
 	if (direction == SEND)
 		conn->sent_end = READ(sk, tcp_sock, write_seq);
 	conn->last_ns[direction] = now;

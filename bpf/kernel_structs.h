@@ -64,6 +64,7 @@ struct tcp_sock {
 	u64 bytes_retrans;
 	u32 total_retrans;
 	u32 srtt_us;
+	u32 keepalive_time;
 };
 
 struct sk_buff {
@@ -81,8 +82,13 @@ struct ns_common {
 	u32 inum;
 };
 
+struct netns_ipv4 {
+	u32 sysctl_tcp_keepalive_time;
+};
+
 struct net {
 	struct ns_common ns;
+	struct netns_ipv4 ipv4;
 };
 
 struct task_struct {

@@ -99,9 +99,12 @@ struct usage {
 };
 
 struct conn {
-	u64 id; // at the beginning, because the agent reads it here, too
+	// The agent reads these fields, too, see CONNECTION_HEAD in capture/sample.py.
+	u64 id;
+	u64 longest_silence_ns; // between two payloads in either direction
+	u64 last_ns[2];         // last payload, by enum direction
+
 	u64 sk;
-	u64 last_ns[2]; // last payload, by enum direction
 	u64 silence_ns; // before the first sent payload that is not acknowledged
 	u64 closing_ns; // time when it left ESTABLISHED
 	u64 burst_ns;   // see struct close_data
@@ -212,6 +215,7 @@ struct mmsg {
 struct start {
 	u32 agent_tgid;
 	u32 netns; // inode of the only network namespace to watch; 0: all
+	u32 hz;    // jiffies per second
 };
 
 // Programs read `start` as START, without a lookup: see capture/link.py.

@@ -65,7 +65,7 @@ struct open_data {
 	u8 server_side;
 	u8 from_start; // seen from its first byte
 	u16 command_line_size;
-	u16 pad;
+	u16 keepalive_s; // silence after which the kernel probes the peer, 1 to 65,535; 0: never
 	u8 local_address[16];
 	u8 peer_address[16];
 	char comm[16];

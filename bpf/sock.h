@@ -160,6 +160,25 @@ static inline void fill_addresses(u64 sk, struct open_data *open)
 	open->cookie = READ(sk, sock_common, skc_cookie);
 }
 
+// Return the silence after which the kernel probes the peer, as keepalive_time_when() does, in seconds; 0: never. scratch: replaces
+// a variable, because the stack is nearly full.
+static inline u16 keepalive_s(u64 sk, u64 *scratch)
+{
+	bpf_probe_read_kernel(scratch, 8, (void *)(sk + OFFSET(sock_common, skc_flags)));
+	if (!(*scratch >> SOCK_KEEPOPEN & 1))
+		return 0;
+	*scratch = 0;
+	bpf_probe_read_kernel(scratch, 4, (void *)(sk + OFFSET(tcp_sock, keepalive_time)));
+	if (!*scratch) {
+		bpf_probe_read_kernel(scratch, 8, (void *)(sk + OFFSET(sock_common, skc_net)));
+		u64 ipv4 = *scratch + OFFSET(net, ipv4);
+		*scratch = 0;
+		bpf_probe_read_kernel(scratch, 4, (void *)(ipv4 + OFFSET(netns_ipv4, sysctl_tcp_keepalive_time)));
+	}
+	u32 seconds = (u32)*scratch / START->hz;
+	return seconds < 1 ? 1 : seconds > 0xffff ? 0xffff : seconds;
+}
+
 #define PF_EXITING 4
 
 // Return 1 if the calling process is exiting.

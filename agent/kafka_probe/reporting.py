@@ -15,6 +15,7 @@ import psutil
 import kafka_probe
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import COUNTERS
+from kafka_probe.connections.silences import HeadsOf, no_heads
 from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, OpenCountFacts, TopicsEvent, WallClock
 from kafka_probe.processing import Processor
 from kafka_probe.sending import Sender
@@ -45,6 +46,7 @@ class Reporter:
         self._sender = sender
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
+        self._heads_of: HeadsOf = no_heads
         self._spent_s = time.thread_time(), time.monotonic()
         self._hidden = 0
         # Times of CLOCK_MONOTONIC: converted for each report, they follow a step of the wall clock.
@@ -54,6 +56,7 @@ class Reporter:
     def read_kernel(self, programs: Programs) -> None:
         """Read the kernel's counters and the programs' run time."""
         self._kernel = programs.counters()
+        self._heads_of = programs.heads_of
         run_time_ns = programs.run_time_ns()
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
@@ -86,7 +89,7 @@ class Reporter:
         flows = processor.dispatcher.report(interval, with_topics=processor.load_shedding.topics, limit=limit)
         processor.adapt(self._cpu_share())
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
-        repeated = tracker.repeat(settled_ns, clock)
+        repeated = tracker.repeat(settled_ns, clock, self._heads_of)
         offsets = processor.offsets.report(now_ns, interval.until_us, clock)
         topics = list(_named_topics(processor.names.report(), interval))
         counts = _ConnectionCounts(len(tracker), tracker.open_now(), tracker.other())

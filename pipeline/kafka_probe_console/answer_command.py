@@ -77,7 +77,6 @@ _FLAGS: tuple[_Option, ...] = (
     click.option("--filter", "conditions", metavar="TEXT", help="only rows that match, such as 'COLUMN = VALUE'"),
     click.option("--sort", metavar="COLUMN", help="texts ascending, numbers and times descending"),
     click.option("--columns", metavar="NAMES", help="columns to print, separated by commas"),
-    click.option("--limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; why and who: 10]"),
     click.option("--json", "as_objects", is_flag=True, help="print one JSON object per row"),
     click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values"),
     click.option(
@@ -91,17 +90,21 @@ def prints_view(
     since: str = "1d",
     at: Callable[[str, datetime], Period] = around,
     at_help: str = "only the five minutes before and after it",
+    rows_flag: str = "--limit",
 ) -> Callable[[Callable[..., AnswerView]], Callable[..., None]]:
     """Return a decorator that makes a command of a function, which returns a view that the command prints.
 
     The function gets the tables, a period and the command's own flags. since: the period unless the user names another;
-    at: returns the period of --at, of which at_help is the description.
+    at: returns the period of --at, of which at_help is the description; rows_flag: the flag for the number of rows.
     """
     of_period = (
         click.option("--since", metavar="AGE", help=f"only since then, such as 15m, 2h or 7d [default: {since}]"),
         click.option("--at", metavar="TIME", help=f"a time, such as 14:03: {at_help}"),
     )
-    return lambda view_of: _with_flags(_command(view_of, since, at), (tables_flags, *of_period, *_FLAGS))
+    most = click.option(
+        rows_flag, "limit", type=click.IntRange(1, 100_000), help="most rows [default: 100; why and who: 10]"
+    )
+    return lambda view_of: _with_flags(_command(view_of, since, at), (tables_flags, *of_period, most, *_FLAGS))
 
 
 def _with_flags(command: Callable[..., None], flags: Sequence[_Option]) -> Callable[..., None]:
@@ -203,8 +206,12 @@ def _print(found: _Found, flags: _Flags) -> None:
     if found.view.note:
         click.echo(found.view.note, err=True)
     if found.answer.more:
-        click.echo("Further rows match: raise --limit, or give a --filter.", err=True)
+        click.echo(f"Further rows match: raise {_rows_flag()}, or give a --filter.", err=True)
     click.echo(found.newest, err=True)
+
+
+def _rows_flag() -> str:
+    return next(flag.opts[0] for flag in click.get_current_context().command.params if flag.name == "limit")
 
 
 def _repeat(find: Callable[[], _Found], flags: _Flags, pause_s: int) -> None:

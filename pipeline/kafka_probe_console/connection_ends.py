@@ -6,7 +6,7 @@ the report, whatever the clock of a host shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -48,27 +48,35 @@ def reported_in(table: str, period: Period) -> Period:
     return Period(begin, period.end)
 
 
-def ends_in(tables: OpenTables, period: Period) -> tuple[str, list[object]]:
+def ends_in(
+    tables: OpenTables, period: Period, newest: Collection[str] = (), largest: Collection[str] = ()
+) -> tuple[str, list[object]]:
     """Return a relation of the ends of connections that were open in a period, with its values.
 
-    It has flow_id, found, side, node, local, peer, client_id and workload as reported last, and what `ends_of` adds.
+    It has flow_id, found, side, node, local, peer, client_id and workload as reported last, what `ends_of` adds, and
+    the newest or largest value of these columns, which only some tables have.
     """
     read = reported(tables, period)
     reports = [
         f"""
         SELECT agent_id, conn_id, flow_id, found, side, node, local, peer, client.id AS client_id,
             {workload_of(tables, table)} AS workload, received_ts, {TIMES[table]}
+            {"".join(f", {name}" for name in (*newest, *largest) if name in tables.columns(table))}
         FROM {table} WHERE {where}
         """
         for table, (where, _) in read.items()
     ]
-    newest = ("flow_id", "found", "side", "node", "local", "peer", "client_id", "workload")
-    return ends_of(reports, newest), [value for _, of_table in read.values() for value in of_table]
+    of_end = ("flow_id", "found", "side", "node", "local", "peer", "client_id", "workload")
+    return ends_of(reports, (*of_end, *newest), largest), [value for _, of_table in read.values() for value in of_table]
 
 
-def ends_of(reports: Iterable[str], newest: Iterable[str]) -> str:
-    """Return a relation of ends: these columns as reported last, received, opened, seen, and ended if they are."""
-    columns = ", ".join(f'arg_max("{column}", received_ts) AS "{column}"' for column in newest)
+def ends_of(reports: Iterable[str], newest: Iterable[str], largest: Iterable[str] = ()) -> str:
+    """Return a relation of ends: received, opened, seen, and ended if they are.
+
+    newest: columns as reported last; largest: columns of which it has the largest value.
+    """
+    of_newest = [f'arg_max("{column}", received_ts) AS "{column}"' for column in newest]
+    columns = ", ".join([*of_newest, *(f'max("{column}") AS "{column}"' for column in largest)])
     return f"""(
         SELECT agent_id, conn_id, {columns}, max(received_ts) AS received,
             min(least(opened, received_ts)) AS opened, max(least(seen, received_ts)) AS seen,

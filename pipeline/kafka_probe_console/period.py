@@ -14,6 +14,7 @@ from kafka_probe.errors import UsageError
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 _AROUND = timedelta(minutes=5)
+_AGE = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -46,6 +47,17 @@ def written(ts_us: int) -> str:
     return local.isoformat(" ", "seconds") if local else f"{ts_us} µs since 1970"
 
 
+def age(text: str) -> timedelta:
+    """Return the duration that a text names.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if found := _AGE.fullmatch(text.strip()):
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    raise UsageError(f"{text!r} is not an age: give one such as 90s, 15m, 2h or 7d.")
+
+
 def moment(text: str, now: datetime) -> datetime:
     """Return the time that a text names, in UTC; `now` has a zone.
 
@@ -53,8 +65,8 @@ def moment(text: str, now: datetime) -> datetime:
         UsageError: it is none.
     """
     try:
-        if found := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
-            return now.astimezone(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        if _AGE.fullmatch(text.strip()):
+            return now.astimezone(UTC) - age(text)
         if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text.strip()):
             return _last(time.fromisoformat(text.strip()), now)
         return datetime.fromisoformat(text.strip()).astimezone(UTC)

@@ -26,7 +26,8 @@ _OF_END = [
     *(("client", _CLIENT), ("workload", _OWNER), ("date", pa.date32()), ("received_ts", _TIME), ("ts", _TIME)),
     *(("group", _TEXT), ("opaque", _TEXT), ("topics", pa.list_(_TOPIC)), *_SUMS),
 ]
-_OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT), ("still_open_ts", _TIME)])
+_SILENCES = [(name, _LONG) for name in ("present_silence_us", "longest_silence_us", "keepalive_s")]
+_OPENS = pa.schema([*_OF_END, ("nat", _NAT), ("found", _TEXT), ("still_open_ts", _TIME), *_SILENCES])
 _OF_CLOSE = (
     *(("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_()), ("closing_ts", _TIME)),
     *(("age_us", _LONG), ("found", _TEXT)),
@@ -136,14 +137,15 @@ def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, *partition
 
 
 def _row(event: Event, schema: pa.Schema) -> dict[str, Any]:
-    times = {name: datetime.fromtimestamp(event[name] / 1e6, UTC) for name in ("ts", "closing_ts") if name in event}
-    at = times["ts"]
+    names = [name for name in ("ts", "closing_ts", "still_open_ts") if name in event]
+    times = {name: datetime.fromtimestamp(event[name] / 1e6, UTC) for name in names}
+    at, received = times["ts"], times.get("still_open_ts", times["ts"])
     own = {name: event.get(name) for name in schema.names} | {n: t for n, t in times.items() if n in schema.names}
     for name in {"client", "workload", "nat"} & {*schema.names}:
         fields = [field.name for field in schema.field(name).type]
         given = own[name]
         own[name] = None if given is None else {field: given.get(field) for field in fields}
-    return {**own, "date": at.date(), "received_ts": at}
+    return {**own, "date": at.date(), "received_ts": received}
 
 
 def _samples(event: Event) -> list[dict[str, Any]]:

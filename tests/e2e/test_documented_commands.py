@@ -58,8 +58,8 @@ ELSEWHERE = {
     **{
         f".venv/bin/kafka-probe {name} --tables": (f"tests/unit/console/test_{name}.py", READ)
         for name in (
-            *("admin", "changes", "clients", "connections", "groups", "map", "producers", "rebalances", "upgrade"),
-            *("who", "why"),
+            *("admin", "changes", "clients", "connections", "groups", "idle", "map", "producers", "rebalances"),
+            *("upgrade", "who", "why"),
         )
     },
     "eval": ("tests/unit/console/test_completion.py", READ),

@@ -64,6 +64,8 @@ def test_connections_that_stay_open_are_reported_again_with_what_they_did_and_cl
             flow["requests"] for flow in watched.events(kind="flow") if flow["conn_id"] == event["conn_id"]
         )
         assert event["requests"] > 0
+    for event in (one, other):
+        assert 0 < event["present_silence_us"] <= event["longest_silence_us"] <= event["still_open_ts"] - event["ts"]
     assert one["ts"] < one["still_open_ts"] < min(event["ts"] for event in closed) + 1_000_000
 
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,33 @@ def test_a_connection_is_followed_until_nothing_holds_its_socket(capture: Captur
         wait_until(lambda: server not in capture.followed(), "the server's end to be gone")
         assert client in capture.followed()
     wait_until(lambda: client not in capture.followed(), "the client's end to be gone")
+
+
+def test_the_longest_silence_so_far_is_kept(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        began_s = time.monotonic()
+        exchange(talk)
+        silent_s = time.monotonic()
+        be_silent(0.5)
+        least_s = time.monotonic() - silent_s
+        exchange(talk, [2])
+        most_s = time.monotonic() - began_s
+        exchange(talk, [3])
+        for end in capture.both_ends_of(talk):
+            assert least_s <= capture.longest_silence_s(end.identity.conn) <= most_s
+
+
+def test_the_kernels_probes_are_known_by_the_silence_before_them(capture: Capture, port: int) -> None:
+    default_s = int(Path("/proc/sys/net/ipv4/tcp_keepalive_time").read_text())
+    with conversation(port) as talk:
+        talk.client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, ON)
+        talk.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 75)
+        exchange(talk)
+        assert [end.keepalive_s for end in capture.ends_of(talk)] == [75, 0]
+    with conversation(port) as talk:
+        talk.server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, ON)
+        exchange(talk)
+        assert [end.keepalive_s for end in capture.ends_of(talk)] == [0, default_s]
 
 
 CLOSE_NOTIFY = bytes.fromhex("1703030013") + bytes(19)  # as TLS 1.3 hides it

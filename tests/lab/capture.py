@@ -20,7 +20,7 @@ from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import DATA_BYTES, Flag, Protocol, SampleKind, Samples
 from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.frame_reader import FrameReader, Frames
-from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.identity import Identity, read_keepalive_s, read_open
 from kafka_probe.startup import rules
 from kafka_probe.workloads import Cgroups, Owner
 from tests.builders.wire import MARKER, Seen
@@ -42,6 +42,7 @@ class End:
 
     identity: Identity
     owners: list[Owner]
+    keepalive_s: int
     frames: list[Seen] = field(default_factory=list)
     opaque: Protocol | None = None
     closed: Any = None  # as read_close returns
@@ -131,6 +132,11 @@ class Capture:
         """Return the kernel's ids of the connections that it tracks."""
         return self._programs.followed()
 
+    def longest_silence_s(self, conn: int) -> float:
+        """Return the longest silence between two payloads of a connection, by the kernel's id."""
+        (head,) = self._programs.heads_of([conn])
+        return float(head["longest_silence_ns"] / 1e9)
+
     def fills(self) -> bool:
         """Return True if the kernel reports that the buffer fills."""
         return self._programs.buffer.wait(TIMEOUT_S)
@@ -201,7 +207,7 @@ class Capture:
         match SampleKind(sample["kind"]):
             case SampleKind.OPEN:
                 identity, owner = read_open(sample)
-                self._ends[conn] = End(identity, [owner])
+                self._ends[conn] = End(identity, [owner], read_keepalive_s(sample))
             case SampleKind.OWNER if conn in self._ends:
                 self._ends[conn].owners.append(read_open(sample)[1])
             case SampleKind.REJECT if conn in self._ends:

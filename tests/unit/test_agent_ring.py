@@ -7,10 +7,12 @@ import math
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kafka_probe import processing
@@ -18,6 +20,7 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
+from kafka_probe.connections.silences import no_heads
 from kafka_probe.loop import _LISTED_AT_ONCE, Loop
 from kafka_probe.memory import DECODED_BYTES, DEFAULT
 from kafka_probe.processing import Portion
@@ -66,6 +69,9 @@ class NoPrograms:
 
     def run_time_ns(self) -> int | None:
         return None
+
+    def heads_of(self, conns: Collection[int]) -> npt.NDArray[Any]:
+        return no_heads(conns)
 
     def detach(self) -> None:
         """Do nothing: nothing is attached."""

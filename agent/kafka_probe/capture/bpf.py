@@ -14,6 +14,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _SYS_BPF, _SYS_PERF_EVENT_OPEN = 321, 298
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _BTF_LOAD = 0, 1, 2, 5, 17, 18
@@ -74,8 +78,8 @@ def freeze_map(fd: int) -> None:
     _bpf(_MAP_FREEZE, _FREEZE.pack(fd))
 
 
-def first_words(table: int) -> Iterator[int]:
-    """Yield the first 8 bytes of each value of a hash map as a number.
+def value_heads(table: int, head: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield the beginnings of the values of a hash map, (n,) head, in batches.
 
     Elements that are inserted or deleted meanwhile may be missing.
     """
@@ -83,7 +87,7 @@ def first_words(table: int) -> Iterator[int]:
     sizes = 4, key_bytes * _AT_ONCE, value_bytes * _AT_ONCE
     buffers = [ctypes.create_string_buffer(size) for size in sizes]
     place, keys, values = map(ctypes.addressof, buffers)
-    word, start, ended = struct.Struct(f"<Q{value_bytes - 8}x"), 0, False
+    start, ended = 0, False
     while not ended:
         attributes = _BATCH.pack(start, place, keys, values, _AT_ONCE, table, 0, 0)
         answered = ctypes.create_string_buffer(attributes, len(attributes))
@@ -94,7 +98,8 @@ def first_words(table: int) -> Iterator[int]:
                 raise
             ended = True
         found = _BATCH.unpack(answered)[4]
-        yield from (number for (number,) in word.iter_unpack(ctypes.string_at(values, found * value_bytes)))
+        read = np.frombuffer(memoryview(buffers[2]), np.uint8, found * value_bytes).reshape(found, value_bytes)
+        yield read[:, : head.itemsize].copy().view(head)[:, 0]
         start = place
 
 

@@ -15,6 +15,7 @@ import resource
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -32,6 +33,7 @@ from kafka_probe.capture.link import EVENTS, START, link
 from kafka_probe.capture.options import MAPS, KernelRule, Options, map_contents
 from kafka_probe.errors import StartError
 
+_CLOCK_MONOTONIC_COARSE = 6  # of include/uapi/linux/time.h; its resolution is a jiffy
 # Before 5.11 the error is EPERM, because maps count as locked memory.
 _NO_MEMORY = (errno.ENOMEM, errno.EPERM)
 
@@ -140,7 +142,8 @@ def create_map(name: str, layout: Map, options: Options) -> int:
 
 def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[KernelRule]) -> None:
     """Write what differs between starts, the rules, and the perf buffers if there are any, into the maps by name."""
-    start = "start", 0, struct.pack("<II", options.agent_tgid, options.netns)  # struct start of bpf/maps.h
+    hz = round(1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE))
+    start = "start", 0, struct.pack("<III", options.agent_tgid, options.netns, hz)  # struct start of bpf/maps.h
     buffers = (("events", cpu, struct.pack("<I", fd)) for cpu, fd in options.perf_buffers.items())
     for name, index, value in (start, *map_contents(rules), *buffers):
         try:

@@ -15,13 +15,14 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from kafka_probe.capture import bpf, sample
 from kafka_probe.capture.backends import BACKENDS
@@ -95,7 +96,19 @@ class Programs:
 
         Those that begin or end meanwhile may be missing.
         """
-        return set(bpf.first_words(self._maps[_CONNECTIONS]))
+        return {conn for heads in self._connection_heads() for conn in heads["conn"].tolist()}
+
+    def heads_of(self, conns: Collection[int]) -> npt.NDArray[Any]:
+        """Return what the kernel keeps of connections, by its ids, (n,) CONNECTION_HEAD. Some may be missing.
+
+        The kernel's table is read as a whole, a value of about 900 bytes per connection: 50 ms for 100,000.
+        """
+        wanted = np.fromiter(conns, np.uint64, len(conns))
+        found = [heads[np.isin(heads["conn"], wanted)] for heads in self._connection_heads()] if len(wanted) else []
+        return np.concatenate([np.empty(0, sample.CONNECTION_HEAD), *found])
+
+    def _connection_heads(self) -> Iterator[npt.NDArray[Any]]:
+        return bpf.value_heads(self._maps[_CONNECTIONS], sample.CONNECTION_HEAD)
 
     def measure(self) -> str:
         """Make the kernel measure run times until `close`. Return the reason if it refuses, else an empty string."""

@@ -68,11 +68,21 @@ OPEN_DATA = np.dtype(
         ("server_side", "u1"),
         ("from_start", "u1"),
         ("command_line_size", "<u2"),
-        ("pad", "<u2"),
+        ("keepalive_s", "<u2"),
         ("local_address", "u1", (16,)),
         ("peer_address", "u1", (16,)),
         ("comm", "S16"),
         ("command_line", "u1", (COMMAND_LINE_BYTES,)),
+    ]
+)
+
+# The beginning of struct conn in bpf/maps.h.
+CONNECTION_HEAD = np.dtype(
+    [
+        ("conn", "<u8"),
+        ("longest_silence_ns", "<u8"),
+        ("sent_ns", "<u8"),
+        ("received_ns", "<u8"),
     ]
 )
 

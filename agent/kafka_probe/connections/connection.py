@@ -52,6 +52,7 @@ class Connection:
     member: HeartbeatMember = _NO_MEMBER
     opaque: str | None = None
     auth_error: int | None = None
+    keepalive_s: int | None = None  # silence after which the kernel probes the peer; 0: never, None: not known
     closed: bool = False
     client: Client | None = None
     counted: OpenCount | None = None

@@ -63,7 +63,13 @@ def _network(address: str) -> str:
     return f"{address.rpartition('.')[0]}.0/24"
 
 
+_seconds = lru_cache(_SHARED)(int)  # most sockets have the same keepalive
 _local = lru_cache(_SHARED)(endpoint)  # server ends mostly have the same local endpoint
+
+
+def read_keepalive_s(sample: Sample) -> int:
+    """Return the silence after which the kernel probes the peer, 0 if never, from an OPEN or OWNER sample."""
+    return _seconds(unpack(sample, OPEN_DATA)["keepalive_s"])
 
 
 def read_open(sample: Sample) -> tuple[Identity, Owner]:

@@ -11,23 +11,24 @@ from kafka_probe.events import CloseEvent, Nat, OpenEvent, RepeatedFacts, ResetE
 
 
 def open_event(
-    connection: Connection, nat: Nat | None, clock: WallClock, still_open_ns: int | None = None
+    connection: Connection,
+    nat: Nat | None,
+    clock: WallClock,
+    again: RepeatedFacts | None = None,
 ) -> OpenEvent:
     """Return the event of a connection that the agent sees first, or that was listed and has its first sample.
 
-    still_open_ns: time of the report that repeats the event; None: it is the first one.
+    again: the facts of a repeated event; None: it is the first one.
     """
-    again: RepeatedFacts = {}
-    if still_open_ns is not None:
-        again = {"still_open_ts": clock.epoch_us(still_open_ns), **connection.activity_facts()}
     return {
         "kind": "open",
         **connection.facts(),
         "found": connection.found,
         "handshake_us": connection.identity.handshake_us,
         "cookie": connection.identity.cookie,
+        "keepalive_s": connection.keepalive_s,
         "nat": nat,
-        **again,
+        **(again or {}),
         "ts": clock.epoch_us(connection.opened_ns),
     }
 

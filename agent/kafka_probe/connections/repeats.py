@@ -1,8 +1,8 @@
 """Passes over the open connections: which `open` events a report sends again.
 
-A pass has the keys of all connections that are open when it begins, and takes one interval. Each report gets the share
-of the time since the last one: so no report has a burst, and none looks at all connections. This module holds keys
-only, so it keeps no connection that has ended.
+A pass has the keys of all connections that are open when it begins, and takes one interval. It has 60 parts, so that no
+report has a burst, and the kernel's table, which must be read as a whole, is read once in a part. This module holds
+keys only, so it keeps no connection that has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 SocketEnds = tuple[int, str, str]
 """Network namespace, local endpoint and peer endpoint."""
 
+_PARTS = 60  # of a pass
 _KeyT = TypeVar("_KeyT")
 
 
@@ -51,7 +52,8 @@ class Repeats:
         """
         if self._began_ns is None:
             self._began_ns = now_ns
-        left = max(0.0, 1 - (now_ns - self._began_ns) / 1e9 / self._interval_s)
+        passed = math.floor(_PARTS * (now_ns - self._began_ns) / 1e9 / self._interval_s)
+        left = max(0.0, 1 - passed / _PARTS)
         due = self._ids.take(left), self._listed.take(left)
         if not left:
             self._began_ns = now_ns

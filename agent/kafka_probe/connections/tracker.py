@@ -17,13 +17,23 @@ from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
-from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.identity import Identity, read_keepalive_s, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.listed import ListedConnections, ends_of
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingClose, PendingCloses, without_response
 from kafka_probe.connections.repeats import Repeats, SocketEnds
-from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenCountFacts, OpenEvent, ResetEvent, WallClock
+from kafka_probe.connections.silences import HeadsOf, Silences, no_heads
+from kafka_probe.events import (
+    CloseEvent,
+    FlowEvent,
+    Nat,
+    OpenCountFacts,
+    OpenEvent,
+    RepeatedFacts,
+    ResetEvent,
+    WallClock,
+)
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
@@ -292,15 +302,21 @@ class Tracker:
             left.append(oldest_ns)
         return min((settled_ns, *(ns - 1000 for ns in left)))  # events have microseconds
 
-    def repeat(self, open_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
+    def repeat(self, open_ns: int, clock: WallClock, heads_of: HeadsOf = no_heads) -> Iterator[OpenEvent]:
         """Return an iterator over the `open` events that are due for repetition at `open_ns`.
 
-        open_ns: time up to which closes are known. The iterator keeps no connection: one that closes before the
-        iterator reaches it has no such event.
+        open_ns: time up to which closes are known; heads_of: returns what the kernel keeps of connections, see
+        Programs. The iterator keeps no connection: one that closes before the iterator reaches it has no such event.
         """
         ids, listed = self._repeats.due(reversed(self._connections), self._listed.ends(), open_ns)
         due = chain(map(self._connections.get, ids), map(self._listed.get, listed))
-        return (open_event(one, None, clock, open_ns) for one in due if one and not one.closed)
+        silences = Silences(heads_of(ids))
+
+        def again(connection: Connection) -> RepeatedFacts:
+            sums, silence = connection.activity_facts(), silences.facts(connection, open_ns)
+            return {"still_open_ts": clock.epoch_us(open_ns), **sums, **silence}
+
+        return (open_event(one, None, clock, again(one)) for one in due if one and not one.closed)
 
     def other(self) -> dict[str, int]:
         """Return and reset the counts of opens, closes and resets without an event of their own: `other` of `agent`."""
@@ -364,7 +380,7 @@ class Tracker:
         workload = self._workload(identity, owner)
         known = self._connections.get(identity.conn)
         if known:
-            known.workload = workload
+            known.workload, known.keepalive_s = workload, read_keepalive_s(sample)
             self._count(known)
             return
         ends = ends_of(identity)
@@ -378,6 +394,7 @@ class Tracker:
             connection = self._add(identity, workload, int(sample["ts_ns"]))
         else:
             return
+        connection.keepalive_s = read_keepalive_s(sample)
         self._connections[identity.conn] = connection
         self._unreported[connection.conn_id] = connection
 

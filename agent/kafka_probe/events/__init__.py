@@ -35,6 +35,7 @@ from kafka_probe.events.lifecycle import (
     OpenEvent,
     RepeatedFacts,
     ResetEvent,
+    SilenceFacts,
 )
 from kafka_probe.events.offsets import GroupPosition, OffsetsEvent, PartitionEnd
 from kafka_probe.events.request import MembershipFacts, RequestEvent, RequestParameters, RequestTopic
@@ -99,6 +100,7 @@ __all__ = [
     "RequestTopic",
     "ResetEvent",
     "Scalar",
+    "SilenceFacts",
     "Strings",
     "Struct",
     "TopicsEvent",

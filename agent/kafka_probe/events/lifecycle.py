@@ -43,7 +43,19 @@ class ActivityFacts(TypedDict, total=False):
     ]
 
 
-class RepeatedFacts(ActivityFacts, total=False):
+class SilenceFacts(TypedDict, total=False):
+    """Silences of a connection. Absent in the first `open`."""
+
+    present_silence_us: Annotated[
+        int,
+        "time since the last payload in either direction, or without any since the agent first saw the connection, µs",
+    ]
+    longest_silence_us: Annotated[
+        int, "longest time without payload in either direction that the agent saw, with the present one, µs"
+    ]
+
+
+class RepeatedFacts(ActivityFacts, SilenceFacts, total=False):
     """The fields that only a repeated `open` event has."""
 
     still_open_ts: Annotated[
@@ -64,6 +76,12 @@ class OpenEvent(ConnectionFacts, RepeatedFacts, Stamped):
     ]
     handshake_us: Annotated[int | None, "duration of TCP's handshake, µs; null: it ended too long ago to be known"]
     cookie: Annotated[int | None, "the kernel's cookie of the socket, as `ss -e` shows it; null: it has none yet"]
+    keepalive_s: Annotated[
+        int | None,
+        "silence after which the kernel probes the peer (SO_KEEPALIVE with TCP_KEEPIDLE or the sysctl "
+        "net.ipv4.tcp_keepalive_time, when the agent first saw the connection with its present process), s; 0: it does "
+        "not; 65,535: that or longer; null: not known, as while found is listed",
+    ]
     nat: Annotated[
         Nat | None,
         "the ends beyond this host's NAT; null: not translated here, not looked up (`--conntrack`), or repeated",

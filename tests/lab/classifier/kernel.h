@@ -51,7 +51,10 @@ struct test_socket {
 #define OFFSET_tcp_sock_bytes_retrans AT(zero)
 #define OFFSET_tcp_sock_total_retrans AT(zero)
 #define OFFSET_tcp_sock_srtt_us AT(zero)
+#define OFFSET_tcp_sock_keepalive_time AT(zero)
 #define OFFSET_net_ns 0
+#define OFFSET_net_ipv4 0
+#define OFFSET_netns_ipv4_sysctl_tcp_keepalive_time AT(zero)
 #define OFFSET_ns_common_inum 0
 #define OFFSET_task_struct_group_leader 0
 #define OFFSET_task_struct_mm 0
@@ -73,7 +76,7 @@ struct test_socket {
 #define WATCHED_SIDES 6
 #define PORT_MATCH(port) ((port) == KAFKA_PORT)
 #define KAFKA_PORT 9092
-#define START (&(struct start){ .agent_tgid = 1 })
+#define START (&(struct start){ .agent_tgid = 1, .hz = 1000 })
 #define PERF_BUFFER 0
 #define RING_PAGES 0
 #define MAX_CONNECTIONS 1

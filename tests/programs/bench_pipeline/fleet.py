@@ -112,6 +112,7 @@ class Fleet:
                     "handshake_us": 180 + each.id % 400,
                     "cookie": each.id + 1,
                     "nat": None,
+                    "keepalive_s": 7200,
                     **repeated,
                     "ts": now_us,
                 }

@@ -124,7 +124,8 @@ def lab(
 
 
 def _still_open() -> RepeatedFacts:
-    return {"still_open_ts": _now_us(), "requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
+    traffic: RepeatedFacts = {"requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
+    return {"still_open_ts": _now_us(), **traffic, "present_silence_us": SECOND_US, "longest_silence_us": 9 * SECOND_US}
 
 
 def _now_us(ago_s: float = 0) -> int:
