@@ -10,6 +10,7 @@ from kafka_probe.capture.programs import Programs
 from kafka_probe.config import RELOADED, Config
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.listing import Listing
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.errors import UsageError
 from kafka_probe.loop import Loop
 from kafka_probe.memory import DEFAULT, Bounds
@@ -64,7 +65,7 @@ class Agent:
             internal_requests=internal_requests,
             archives=archive_sink is not None,
         )
-        self._reporter = Reporter(self._processor, self._pod_watch, sender)
+        self._reporter = Reporter(self._processor, self._pod_watch, sender, shows_lags=bool(local_sinks))
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
         """Read samples, and the list of older connections once it is complete, until `stop` is called."""
@@ -98,6 +99,10 @@ class Agent:
     def connections(self) -> tuple[Connection, ...]:
         """Return the open connections of this moment. For other threads; the connections themselves keep changing."""
         return self._processor.tracker.snapshot()
+
+    def lags(self) -> Sequence[GroupLag]:
+        """Return how far groups were behind at the end of the last interval. For other threads."""
+        return self._reporter.lags
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Return the losses and the counters since the start, by name."""

@@ -6,6 +6,7 @@ import math
 import platform
 import resource
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import psutil
 import kafka_probe
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import COUNTERS
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.connections.silences import HeadsOf, no_heads
 from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, OpenCountFacts, TopicsEvent, WallClock
 from kafka_probe.processing import Processor
@@ -23,6 +25,7 @@ from kafka_probe.time_limit import TimeLimit
 from kafka_probe.workloads.kubernetes import PodWatch
 
 _TOPICS_PER_EVENT = 1000
+_LAG_INTERVALS = 3  # a lag of which nothing was seen for so long is not shown
 # Losses of the kernel and of the tracker that hide closes or resets; events that the destination lost hide them, too.
 _HIDDEN_BY_KERNEL = ("ring_full", "peer_limited", "program_skipped")
 _HIDDEN_BY_TRACKER = ("open_incomplete", "close_limit", "reset_limit")
@@ -37,16 +40,22 @@ class _ConnectionCounts(NamedTuple):
 
 
 class Reporter:
-    """Reports what the processor has collected. `backend` is the name of the capture backend, None before capture."""
+    """Reports what the processor has collected. `backend` is the name of the capture backend, None before capture.
 
-    def __init__(self, processor: Processor, pod_watch: PodWatch, sender: Sender) -> None:
+    lags: how far groups were behind at the end of the last interval, if it `shows_lags`; replaced as a whole.
+    """
+
+    def __init__(self, processor: Processor, pod_watch: PodWatch, sender: Sender, *, shows_lags: bool) -> None:
         self.backend: str | None = None
         self._processor = processor
         self._pod_watch = pod_watch
         self._sender = sender
+        self._shows_lags = shows_lags
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
         self._heads_of: HeadsOf = no_heads
+        self.lags: list[GroupLag] = []
+        self._began_ns = deque[int](maxlen=_LAG_INTERVALS)  # of the last intervals
         self._spent_s = time.thread_time(), time.monotonic()
         self._hidden = 0
         # Times of CLOCK_MONOTONIC: converted for each report, they follow a step of the wall clock.
@@ -91,6 +100,9 @@ class Reporter:
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
         repeated = tracker.repeat(settled_ns, clock, self._heads_of)
         offsets = processor.offsets.report(now_ns, interval.until_us, clock)
+        self._began_ns.append(since_ns)
+        if self._shows_lags:
+            self.lags = processor.offsets.lags(now_ns, self._began_ns[0])
         topics = list(_named_topics(processor.names.report(), interval))
         counts = _ConnectionCounts(len(tracker), tracker.open_now(), tracker.other())
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import Event, Interval, WallClock, WorkloadFacts, bucket_of
 from kafka_probe.server.traffic import Traffic
@@ -52,6 +53,7 @@ def flow(ts: int = NOW_US, **fields: object) -> Any:
     return {
         "kind": "flow",
         "conn_id": "0000000000000001",
+        "flow_id": f"{2:016x}",
         "since": ts - 5 * SECOND_US,
         "ts": ts,
         "side": "client",
@@ -158,12 +160,16 @@ def open_now(count: int = 1, side: str = "client", **fields: Any) -> Any:
 class StillAgent:
     """An agent without programs, for a server to watch."""
 
-    def __init__(self, connections: tuple[Connection, ...] = ()) -> None:
+    def __init__(self, connections: tuple[Connection, ...] = (), lags: Sequence[GroupLag] = ()) -> None:
         self.turned_s: float | None = time.monotonic()
         self._connections = connections
+        self._lags = lags
 
     def connections(self) -> tuple[Connection, ...]:
         return self._connections
+
+    def lags(self) -> Sequence[GroupLag]:
+        return self._lags
 
 
 class StillSink:
@@ -188,9 +194,11 @@ class StillSink:
         return self.refuses
 
 
-def view(*events: Any, connections: tuple[Connection, ...] = ()) -> View:
-    """Return a server's view of these events."""
-    shown = View(StillAgent(connections), StillSink(), Traffic(1000))
+def view(
+    *events: Any, connections: tuple[Connection, ...] = (), lags: Sequence[GroupLag] = (), limit: int = 1000
+) -> View:
+    """Return a server's view of these events. limit: of label sets."""
+    shown = View(StillAgent(connections, lags), StillSink(), Traffic(limit))
     shown.add(events)
     return shown
 

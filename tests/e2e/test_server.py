@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from kafka_probe.events import is_internal
 from kafka_probe.protocol.error_codes import ERROR_NAMES
-from kafka_probe.server.traffic import Labels
+from kafka_probe.server.label_tables import Labels
 from kafka_probe_pipeline import progress
 from tests.lab.broker import Broker
 from tests.lab.http import Answer, Samples, get, samples
@@ -177,7 +177,11 @@ def test_clients_are_shown_with_what_they_do(seen: Seen) -> None:
         shop, billing = rows["shop", side], rows["billing", side]
         assert (shop["type"], billing["type"], billing["group"]) == ("producer", "consumer", "bills")
         assert shop["client"]["software_name"] == billing["client"]["software_name"] == "kafka-python"
-        assert {"topic": "orders"} in shop["topics"]
+        (written,), (read,) = ([use for use in one["topics"] if use["topic"] == "orders"] for one in (shop, billing))
+        assert written["written_bytes"] > 0 == written["read_bytes"]
+        assert written["written_records"] == shop["records"]
+        assert read["read_bytes"] > 0 == read["written_bytes"]
+        assert "Produce" in [use["api"] for use in shop["apis"]]
         assert shop["address"] == "127.0.0.1"
     assert rows["shop", "client"]["records"] == rows["billing", "client"]["records"] == RECORDS
     assert rows["shop", "server"]["workload"]["comm"] == "java"

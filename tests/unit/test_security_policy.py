@@ -34,7 +34,7 @@ from kafka_probe.memory import (
     bounds_of,
 )
 from kafka_probe.protocol import facts
-from kafka_probe.server import exposition, http_connection, limits, query, server, traffic
+from kafka_probe.server import exposition, http_connection, label_tables, limits, query, server, traffic
 from kafka_probe.server.http_connection import REQUEST_TIMEOUT_S
 from kafka_probe.sinks import spool
 from kafka_probe.sinks.batch import EVENT_BYTES
@@ -159,7 +159,7 @@ HTTP_SERVER = (
     f"the client has taken nothing for {http_connection.UNREAD_S:g} s",
     f"With `--listen-certfile` the connections take {mib(TLS_BYTES)} MiB more",
     f"one request of at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
-    f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
+    f"label sets of a table have {label_tables.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
     f"after {REQUEST_TIMEOUT_S:g} s without a whole request, and after {2 * REQUEST_TIMEOUT_S:g} s",
 )
 NAMES = (

@@ -32,6 +32,7 @@ LOSSES = {
 }
 MOST_ROWS = 10_000
 """Most ends and positions that are sent in an interval."""
+SEEN_LATELY_NS = 600_000_000_000
 CHANGED_PAUSE_NS, UNCHANGED_PAUSE_NS, KEPT_NS = 30_000_000_000, 3_600_000_000_000, 24 * 3_600_000_000_000
 ROWS_PER_EVENT, CHARACTERS = 1000, 1 << 17  # most rows of an event, and most characters of their names
 _NAME_CLUSTER = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER})
@@ -53,6 +54,11 @@ class _Subject(NamedTuple):
     topic_id: str | None
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Return the cluster, or the broker if that is not known, and the topic, or its id."""
+        return self.cluster_id or self.broker or "", self.topic or self.topic_id or ""
+
+    @property
     def held_bytes(self) -> int:
         """Return its memory in bytes without its partitions."""
         return _SUBJECT_BYTES + sum(text_bytes(text) for text in self if text)
@@ -71,6 +77,28 @@ class _Offset:
     seen_ns: int
     sent: int = -1
     sent_ns: int = 0
+
+
+class GroupLag(NamedTuple):
+    """The lag of a group in a topic, in records. cluster: id of the cluster, or the broker's address.
+
+    total, most: sum and maximum over those partitions of which the agent knows end and position.
+    """
+
+    cluster: str
+    group: str
+    topic: str
+    partitions: int
+    total: int
+    most: int
+
+    def plus(self, other: GroupLag) -> GroupLag:
+        """Return both as one."""
+        return self._replace(
+            partitions=self.partitions + other.partitions,
+            total=self.total + other.total,
+            most=max(self.most, other.most),
+        )
 
 
 class _DueOffset(NamedTuple):
@@ -116,6 +144,33 @@ class Offsets:
         self._take_over(self.exchanges.take(now_ns))
         self._forget_unseen(now_ns)
         return _events(self._due(now_ns), until_us, clock)
+
+    def lags(self, now_ns: int, since_ns: int) -> list[GroupLag]:
+        """Return how far groups are behind, by topic, if a response since a time showed one of the offsets.
+
+        Only partitions count of which end and position were seen in the last ten minutes: a partition that moved to
+        another consumer, leader or coordinator is seen elsewhere from then on. A position beyond an older end shows
+        that the end is seen elsewhere.
+        """
+        newest: dict[tuple[str | None, str, str], dict[int, _Offset]] = {}
+        for subject, partitions in self._offsets.items():  # a topic may be known with and without its id
+            found = newest.setdefault((subject.group, *subject.place), {})
+            for partition, offset in partitions.items():
+                is_newest = partition not in found or offset.seen_ns > found[partition].seen_ns
+                if is_newest and now_ns - offset.seen_ns < SEEN_LATELY_NS:
+                    found[partition] = offset
+        rows = []
+        for (group, *place), positions in newest.items():
+            ends = newest.get((None, place[0], place[1]), {})
+            known = [
+                (position, end)
+                for partition, position in positions.items()
+                if (end := ends.get(partition)) and (position.value <= end.value or position.seen_ns <= end.seen_ns)
+            ]
+            if group is not None and any(offset.seen_ns >= since_ns for pair in known for offset in pair):
+                lags = [max(0, end.value - position.value) for position, end in known]
+                rows.append(GroupLag(place[0], group, place[1], len(lags), sum(lags), max(lags)))
+        return rows
 
     def _take_over(self, exchanges: list[Exchanged]) -> None:
         for exchanged in exchanges:

@@ -7,23 +7,24 @@ that have been silent longest.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
 from functools import cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 from kafka_probe.connections.activity import TOPIC_NAME
-from kafka_probe.events import Event, FlowEvent, WorkloadFacts
+from kafka_probe.events import Event, FlowEvent, FlowTopic, WorkloadFacts
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.facts import text_bytes
-from kafka_probe.server.traffic import used_topics
+from kafka_probe.server.traffic import ERRORS, count_errors, used_topics
 from kafka_probe.workloads import workload_bytes
 
 SILENT_US = 3600 * 1_000_000
 TOPICS_KEPT = 1000  # per client: more than a real client uses, fewer than a hostile one could name
-_CLIENT_BYTES, _TOPIC_BYTES = 1536, 160  # memory of a client and of one of its topics, without texts
+_CLIENT_BYTES, _TOPIC_BYTES, _API_BYTES = 1792, 256, 320  # of a client, one of its topics and one API, without texts
 
 
 class RequestKind(Flag):
@@ -57,6 +58,11 @@ class ClientKey(NamedTuple):
     software_name: str | None
     software_version: str | None
 
+    @property
+    def number(self) -> str:
+        """Return 16 hexadecimal digits that name the client as long as the agent runs."""
+        return blake2b(repr(tuple(self)).encode(), digest_size=8).hexdigest()
+
 
 @dataclass(slots=True)
 class ClientProcess:
@@ -68,10 +74,30 @@ class ClientProcess:
 
 
 @dataclass(slots=True)
+class TopicUse:
+    """The record sets that a client wrote to a topic and read from it: their bytes and records."""
+
+    written_bytes: int = 0
+    written_records: int = 0
+    read_bytes: int = 0
+    read_records: int = 0
+
+
+@dataclass(slots=True)
+class ApiUse:
+    """A client's requests of an API, and the lowest and the highest version of them."""
+
+    lowest: int
+    highest: int
+    requests: int = 0
+
+
+@dataclass(slots=True)
 class ClientEntry:
     """The traffic of one client. since, ts: start of its first and end of its last active interval, µs since epoch.
 
     last_seen_us: time of its last flow, as the sum of the agent's intervals until then, so clock steps have no effect.
+    last_requests, last_interval_us: its requests in the last active interval, and the length of that.
     """
 
     process: ClientProcess
@@ -85,7 +111,11 @@ class ClientEntry:
     request_bytes: int = 0
     response_bytes: int = 0
     records: int = 0
-    topics: set[str] = field(default_factory=set)
+    last_requests: int = 0
+    last_interval_us: int = 1
+    errors: Counter[str] = field(default_factory=Counter)
+    topics: dict[str, TopicUse] = field(default_factory=dict)
+    apis: dict[str, ApiUse] = field(default_factory=dict)
     topics_bytes: int = 0
 
     @property
@@ -94,10 +124,13 @@ class ClientEntry:
 
     @property
     def size(self) -> int:
-        """Return the memory of its group and topics in bytes: the part that changes while the table keeps it."""
-        return self.topics_bytes + text_bytes(self.group or "")
+        """Return the memory of its group, topics and APIs in bytes: the part that changes while the table keeps it."""
+        return self.topics_bytes + _API_BYTES * len(self.apis) + text_bytes(self.group or "")
 
     def add(self, flow: FlowEvent) -> None:
+        if flow["ts"] != self.ts:
+            self.last_requests, self.last_interval_us = 0, max(flow["ts"] - flow["since"], 1)
+        self.last_requests += flow["requests"]
         self.ts = flow["ts"]
         self.internal = flow["internal"]
         self.role |= RequestKind.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
@@ -105,13 +138,31 @@ class ClientEntry:
         self.requests += flow["requests"]
         self.request_bytes += flow["request_bytes"]
         self.response_bytes += flow["response_bytes"]
+        count_errors(self.errors, flow["errors"], ERRORS)
+        api, version = flow["api"], flow["api_version"]
+        if api is not None and version is not None:
+            use = self.apis.setdefault(api, ApiUse(version, version))
+            use.lowest, use.highest = min(use.lowest, version), max(use.highest, version)
+            use.requests += flow["requests"]
         for topic in used_topics(flow):
             self.records += topic["records"]
-            # None: topics that did not fit into the event. A name that no broker allows may take 1.5 KB of JSON.
-            name = topic["topic"] or topic["topic_id"] or ""
-            if TOPIC_NAME.fullmatch(name) and name not in self.topics and len(self.topics) < TOPICS_KEPT:
-                self.topics.add(name)
-                self.topics_bytes += _TOPIC_BYTES + text_bytes(name)
+            self._add_topic(topic, _role(api or ""))
+
+    def _add_topic(self, topic: FlowTopic, role: RequestKind) -> None:
+        # None: topics that did not fit into the event. A name that no broker allows may take 1.5 KB of JSON.
+        name = topic["topic"] or topic["topic_id"] or ""
+        if name not in self.topics:
+            if not TOPIC_NAME.fullmatch(name) or len(self.topics) == TOPICS_KEPT:
+                return
+            self.topics[name] = TopicUse()
+            self.topics_bytes += _TOPIC_BYTES + text_bytes(name)
+        use = self.topics[name]
+        if role is RequestKind.WRITE:
+            use.written_bytes += topic["bytes"]
+            use.written_records += topic["records"]
+        elif role is RequestKind.READ:
+            use.read_bytes += topic["bytes"]
+            use.read_records += topic["records"]
 
     @property
     def type(self) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kafka_probe.server.traffic import Labels, Traffic
+from kafka_probe.server.label_tables import Labels
+from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View
 
 PREFIX = "kafka_probe_"
@@ -88,8 +89,11 @@ def build(view: View) -> MetricSamples:
 
 
 def label_sets(view: View) -> MetricSamples:
-    tables = {name: getattr(view.traffic, name) for name in ("workloads", "topics", "closes")}
-    return (((name,), len(table)) for name, table in tables.items())
+    return (((name,), len(table)) for name, table in view.tables().items())
+
+
+def full_tables(view: View) -> MetricSamples:
+    return (((name,), table.full) for name, table in view.tables().items())
 
 
 def apis(traffic: Traffic) -> MetricSamples:
@@ -100,12 +104,27 @@ def workloads(traffic: Traffic) -> MetricSamples:
     return traffic.workloads
 
 
+def clients(traffic: Traffic) -> MetricSamples:
+    return traffic.clients
+
+
 def topics(traffic: Traffic) -> MetricSamples:
     return traffic.topics
 
 
+def client_topics(traffic: Traffic) -> MetricSamples:
+    return traffic.client_topics
+
+
+def lags(name: str) -> Callable[[View], MetricSamples]:
+    """Return a function that reads a number of the groups' lags."""
+    return lambda view: ((labels, getattr(lag, name)) for labels, lag in view.lags)
+
+
 API = ("side", "api")
 OWNER = ("side", "workload", "comm")
+CLIENT = ("side", "client_id", "library", "group")
+OF_CLIENT = ("side", "client_id", "group", "api", "topic")
 END = ("how", "closed_by")
 EXCHANGED = {
     "requests": "requests seen",
@@ -120,6 +139,15 @@ NAMED = {
     "bytes": "size of all record sets",
     "uncounted_bytes": "part of topic_bytes_total whose records could not be counted (sendfile)",
 }
+LAGS = {
+    "records": (
+        "total",
+        "records by which a group is behind, in group_lag_partitions partitions; absent 10 minutes after it stopped",
+    ),
+    "records_max": ("most", "the same in the partition that is farthest behind"),
+    "partitions": ("partitions", "partitions of which this agent knows the end and the group's position"),
+}
+"""Field and description for each metric of lags, by its name."""
 COUNTED = {
     "requests": ("kernel_requests_total", "requests that the BPF programs saw"),
     "responses": ("kernel_responses_total", "responses that the BPF programs matched with a request"),
@@ -167,7 +195,23 @@ METRICS = (
         "time from request to response of Fetch and ShareFetch without data, within 4.4 %",
         histogram("latency_empty"),
     ),
+    *sums("client_", CLIENT, clients, EXCHANGED),
+    Metric(
+        "client_throttle_seconds_total",
+        "counter",
+        CLIENT,
+        "sum of the throttle times in the responses",
+        each(clients, "throttle_ms", 1000),
+    ),
     *sums("topic_", (*OWNER, "api", "topic"), topics, NAMED),
+    *(
+        Metric(f"client_topic_{name}_total", "counter", OF_CLIENT, NAMED[name], each(client_topics, name))
+        for name in ("requests", "records", "bytes")
+    ),
+    *(
+        Metric(f"group_lag_{name}", "gauge", ("cluster", "group", "topic"), doc, lags(field))
+        for name, (field, doc) in LAGS.items()
+    ),
     Metric(
         "internal_requests_total",
         "counter",
@@ -223,7 +267,14 @@ METRICS = (
         "1: the detail is left out to stay below --cpu-limit; else 0",
         lambda view: (((detail,), view.traffic.agent.get("shed") in at) for detail, at in SHED.items()),
     ),
-    Metric("label_sets", "gauge", ("table",), "label sets of workloads, topics and closes; see `other`", label_sets),
+    Metric("label_sets", "gauge", ("table",), "label sets of each table", label_sets),
+    Metric(
+        "label_sets_full",
+        "gauge",
+        ("table",),
+        "1: some label sets have no space in the table, and count under `other`; else 0",
+        full_tables,
+    ),
     Metric(
         "label_sets_limit",
         "gauge",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from kafka_probe.connections.connection import Connection
 from kafka_probe.events import (
@@ -19,8 +20,9 @@ from kafka_probe.events import (
     fields_of,
 )
 from kafka_probe.server.client_table import ClientEntry, ClientKey
+from kafka_probe.server.label_tables import Labels
 from kafka_probe.server.query import JsonRow, Resource
-from kafka_probe.server.traffic import Labels, TopicCounters
+from kafka_probe.server.traffic import TopicCounters
 from kafka_probe.server.view import View
 
 
@@ -31,13 +33,19 @@ def _named(fields: Iterable[Field], *names: str) -> tuple[Field, ...]:
 
 def _connection(connection: Connection) -> JsonRow:
     identity = connection.identity
-    more = {"found": connection.found, "handshake_us": identity.handshake_us, "cookie": identity.cookie}
+    more = {
+        "found": connection.found,
+        "handshake_us": identity.handshake_us,
+        "cookie": identity.cookie,
+        "keepalive_s": connection.keepalive_s,
+    }
     return {"since": WallClock.now().epoch_us(connection.opened_ns), **connection.facts(), **more}
 
 
 def _client(item: tuple[ClientKey, ClientEntry]) -> JsonRow:
     key, client = item
     return {
+        "id": key.number,
         "since": client.since,
         "ts": client.ts,
         "side": key.side,
@@ -49,8 +57,11 @@ def _client(item: tuple[ClientKey, ClientEntry]) -> JsonRow:
         "requests": client.requests,
         "request_bytes": client.request_bytes,
         "response_bytes": client.response_bytes,
+        "requests_per_min": round(client.last_requests * 60e6 / client.last_interval_us),
         "records": client.records,
-        "topics": [{"topic": topic} for topic in sorted(client.topics)],
+        "errors": dict(client.errors),
+        "apis": [{"api": api, **asdict(use)} for api, use in sorted(client.apis.items())],
+        "topics": [{"topic": topic, **asdict(use)} for topic, use in sorted(client.topics.items())],
     }
 
 
@@ -81,6 +92,23 @@ def _topic(item: tuple[Labels, list[tuple[Labels, TopicCounters]]]) -> JsonRow:
     }
 
 
+_API_USE = (
+    Field("api", "string", "name of the API"),
+    Field("lowest", "long", "lowest version of the requests"),
+    Field("highest", "long", "highest version of the requests"),
+    Field("requests", "long", "requests seen"),
+)
+_TOPIC_USE = (
+    Field("topic", "string", "name, or id"),
+    *(
+        Field(f"{use}_{what}", "long", f"{doc} that the client {used}")
+        for use, used in (("written", "wrote"), ("read", "read"))
+        for what, doc in (
+            ("bytes", "size of the record sets"),
+            ("records", "records in the batches that could be read"),
+        )
+    ),
+)
 _TOPIC = Field(
     "topic", "string", "topic name, or the topic id while its name is unknown; other: topics beyond the limit"
 )
@@ -93,7 +121,7 @@ RESOURCES = (
             Field("since", "long", "time when it was first seen, µs since epoch; it may be older"),
             *_named(CONNECTION, "side", "flow_id", "conn_id", "local", "peer", "netns", "cluster_id"),
             *_named(CONNECTION, "workload", "client", "opaque"),
-            *_named(KINDS["open"], "found", "handshake_us", "cookie"),
+            *_named(KINDS["open"], "found", "handshake_us", "cookie", "keepalive_s"),
         ),
         lambda view: view.agent.connections(),
         _connection,
@@ -103,6 +131,7 @@ RESOURCES = (
         "/api/v1/clients",
         "List the clients of the last hour with their topics; clients that use TLS are missing.",
         (
+            Field("id", "string", "16 hexadecimal digits, the same as long as the agent runs"),
             Field("since", "long", "start of the first interval in which it was active, µs since epoch"),
             Field("ts", "long", "end of the last interval in which it was active, µs since epoch"),
             *_named(CONNECTION, "side"),
@@ -112,12 +141,11 @@ RESOURCES = (
             *_named(KINDS["flow"], "group"),
             *_named(CONNECTION, "workload"),
             *_named(KINDS["flow"], "requests", "request_bytes", "response_bytes"),
+            Field("requests_per_min", "long", "requests per minute in the last interval in which it was active"),
             *_named(fields_of(FlowTopic), "records"),
-            Field(
-                "topics",
-                ListOf(Struct((Field("topic", "string", "name, or id"),))),
-                "the first 1,000 topics in its requests",
-            ),
+            Field("errors", Counts(), "name of the error code to count"),
+            Field("apis", ListOf(Struct(_API_USE)), "the APIs that it used"),
+            Field("topics", ListOf(Struct(_TOPIC_USE)), "the first 1,000 topics in its requests"),
         ),
         lambda view: tuple(view.clients),
         _client,

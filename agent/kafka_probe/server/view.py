@@ -6,13 +6,16 @@ The data thread owns the sums. The HTTP thread reads only the state of agent and
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.events import Event
 from kafka_probe.server.client_table import ClientTable
+from kafka_probe.server.label_tables import LabelTable
+from kafka_probe.server.lag_table import LagTable
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.sinks.sink import Sink
 
@@ -31,6 +34,9 @@ class Watched(Protocol):
     def connections(self) -> tuple[Connection, ...]:
         """Return the open connections."""
 
+    def lags(self) -> Sequence[GroupLag]:
+        """Return how far groups were behind at the end of the last interval."""
+
 
 @dataclass(slots=True)
 class View:
@@ -42,12 +48,22 @@ class View:
     clients: ClientTable = field(default_factory=ClientTable)
     started_s: float = field(default_factory=time.time)
     handed_over: int = 0
+    lags: LagTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lags = LagTable(self.traffic.limit)
 
     def add(self, events: Sequence[Event]) -> None:
         """Add the agent's events in their order."""
         self.handed_over += 1
         self.traffic.add(events)
         self.clients.add(events)
+        if any(event["kind"] == "agent" for event in events):
+            self.lags.update(self.agent.lags())
+
+    def tables(self) -> Mapping[str, LabelTable[Any] | LagTable]:
+        """Return the tables of label sets by name."""
+        return {**self.traffic.tables, "group_lags": self.lags}
 
     def stalled(self) -> str | None:
         """Return the reason why the agent is not alive; None if it is, or is still starting."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from kafka_probe.capture.sample import Flag
-from kafka_probe.connections import offset_facts
-from kafka_probe.connections.frame_reader import FrameReader
 from kafka_probe.connections.offsets import (
     CHANGED_PAUSE_NS,
     CHARACTERS,
@@ -17,136 +14,55 @@ from kafka_probe.connections.offsets import (
     MOST_ROWS,
     ROWS_PER_EVENT,
     UNCHANGED_PAUSE_NS,
-    Offsets,
 )
-from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import INTERNAL_CLIENT
-from kafka_probe.flow_sums import SUMMED
 from kafka_probe.protocol.facts import SetStatus
-from tests.builders.bounded_tables import Watched
-from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID
+from tests.builders.offsets import (
+    NAMED,
+    SECOND_NS,
+    OffsetsAgent,
+    asked_position,
+    committed,
+    exchange,
+    fetched,
+    listed,
+    named,
+    produced,
+)
 from tests.builders.samples import Samples, by_hand, frame, opened
-from tests.builders.trees import CLIENT_ID, Records, Tree, message_of
-
-NAMED: Tree = {"Name": TOPIC, "Topic": TOPIC, "TopicId": TOPIC_ID.bytes}
-SECOND_NS = 1_000_000_000
-
-
-class Agent(Watched):
-    """Connections 1 and 2, and the offsets that they show."""
-
-    def __init__(self, connections: int = 2) -> None:
-        super().__init__(connections)
-        self.reader = FrameReader((*SUMMED, *offset_facts.MEASURED))
-        self.now_ns = SECOND_NS
-
-    def limit(self, size_bytes: int) -> None:
-        """Replace the table by one of this size."""
-        self.offsets = self.dispatcher._offsets = Offsets(TopicNames(), size_bytes)
-
-    def rows(self, *samples: Samples, after_ns: int = 0) -> list[Any]:
-        """Return the rows of an interval: group or None, topic, partition, offset, source."""
-        if samples:
-            self.see(*samples)
-        self.now_ns += after_ns
-        rows = []
-        for event in self.offsets.report(self.now_ns, self.now_ns // 1000, SINCE_BOOT):
-            assert_body_valid(event)
-            rows += [(None, *_row(end)) for end in event["partition_ends"]]
-            rows += [(position["group"], *_row(position)) for position in event["group_positions"]]
-        return rows
-
-    @property
-    def left_out(self) -> int:
-        return self.offsets.losses["offset_limit"]
-
-
-def _row(row: Any) -> tuple[Any, ...]:
-    return row["topic"] or row["topic_id"], row["partition"], row["offset"], row["source"]
-
-
-def exchange(name: str, version: int, asked: Tree, answered: Tree, conn: int = 1, number: int = 5) -> list[Samples]:
-    """Return a request and its response, a millisecond later."""
-    ask = by_hand(name, version, asked, conn, correlation_id=number, ts_ns=number * 10**6)
-    return [ask, by_hand(name, version, answered, conn, answer=True, correlation_id=number, ts_ns=(number + 1) * 10**6)]
-
-
-def committed(
-    offset: int, partition: int = 4, *, version: int = 8, error: int = 0, group: str = GROUP, **fields: int
-) -> list[Samples]:
-    asked = [{**NAMED, "Partitions": [{"PartitionIndex": partition, "CommittedOffset": offset}]}]
-    answered = [{**NAMED, "Partitions": [{"PartitionIndex": partition, "ErrorCode": error}]}]
-    return exchange("OffsetCommit", version, {"GroupId": group, "Topics": asked}, {"Topics": answered}, **fields)
-
-
-def fetched(end: int, *, version: int = 12, error: int = 0, ts_ns: int = 0, conn: int = 1) -> Samples:
-    partitions = [{"PartitionIndex": 4, "ErrorCode": error, "HighWatermark": end, "Records": Records(b"")}]
-    topics = [{**NAMED, "Partitions": partitions}]
-    return by_hand("Fetch", version, {"Responses": topics}, conn, answer=True, ts_ns=ts_ns)
-
-
-def produced(base: int, records: Records, *, version: int = 9, error: int = 0, acks: int = -1) -> list[Samples]:
-    asked = [{**NAMED, "PartitionData": [{"Index": 4, "Records": records}]}]
-    answered = [{**NAMED, "PartitionResponses": [{"Index": 4, "ErrorCode": error, "BaseOffset": base}]}]
-    return exchange("Produce", version, {"Acks": acks, "TopicData": asked}, {"Responses": answered})
-
-
-def listed(timestamp: int, offset: int, *, version: int = 7, error: int = 0, isolation: int = 0) -> list[Samples]:
-    asked = [{**NAMED, "Partitions": [{"PartitionIndex": 4, "Timestamp": timestamp, "MaxNumOffsets": 2}]}]
-    found = {"Offset": offset, "OldStyleOffsets": [offset, offset - 9], "Timestamp": -1}
-    answered = [{**NAMED, "Partitions": [{"PartitionIndex": 4, "ErrorCode": error, **found}]}]
-    return exchange("ListOffsets", version, {"IsolationLevel": isolation, "Topics": asked}, {"Topics": answered})
-
-
-def asked_position(
-    offset: int, *, version: int = 7, error: int = 0, error_of_all: int = 0, groups: tuple[str, ...] = (GROUP,)
-) -> list[Samples]:
-    topics = [{**NAMED, "PartitionIndexes": [4]}]
-    of_groups = [{"GroupId": group, "Topics": topics} for group in groups]
-    partition = {"PartitionIndex": 4, "CommittedOffset": offset, "ErrorCode": error}
-    found = {"Topics": [{**NAMED, "Partitions": [partition]}], "ErrorCode": error_of_all}
-    return exchange(
-        "OffsetFetch",
-        version,
-        {"GroupId": groups[0], "Topics": topics, "Groups": of_groups},
-        {**found, "Groups": [{"GroupId": group, **found} for group in groups]},
-    )
-
-
-def named(version: int, first_with_ids: int) -> str:
-    return TOPIC_ID.hex if version >= first_with_ids else TOPIC
+from tests.builders.trees import CLIENT_ID, Records, message_of
 
 
 @pytest.fixture
-def agent() -> Agent:
-    return Agent()
+def agent() -> OffsetsAgent:
+    return OffsetsAgent()
 
 
 @pytest.mark.parametrize("version", range(19))
-def test_the_high_watermark_of_a_fetch_response_is_the_end(agent: Agent, version: int) -> None:
+def test_the_high_watermark_of_a_fetch_response_is_the_end(agent: OffsetsAgent, version: int) -> None:
     assert agent.rows(fetched(77, version=version)) == [(None, named(version, 13), 4, 77, "fetch")]
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_a_produce_response_shows_the_end_behind_the_records(agent: Agent, version: int) -> None:
+def test_a_produce_response_shows_the_end_behind_the_records(agent: OffsetsAgent, version: int) -> None:
     rows = agent.rows(*produced(1000, Records(bytes(500), records=40), version=version))
     assert rows == [(None, named(version, 13), 4, 1040, "produce")]
 
 
 @pytest.mark.parametrize("version", range(12))
-def test_a_response_to_a_request_for_the_end_shows_it(agent: Agent, version: int) -> None:
+def test_a_response_to_a_request_for_the_end_shows_it(agent: OffsetsAgent, version: int) -> None:
     assert agent.rows(*listed(-1, 500, version=version)) == [(None, TOPIC, 4, 500, "list_offsets")]
 
 
 @pytest.mark.parametrize("version", range(11))
-def test_a_commit_without_an_error_is_the_position(agent: Agent, version: int) -> None:
+def test_a_commit_without_an_error_is_the_position(agent: OffsetsAgent, version: int) -> None:
     assert agent.rows(*committed(70, version=version)) == [(GROUP, named(version, 10), 4, 70, "offset_commit")]
 
 
 @pytest.mark.parametrize("version", range(11))
-def test_a_position_that_the_broker_returns_counts(agent: Agent, version: int) -> None:
+def test_a_position_that_the_broker_returns_counts(agent: OffsetsAgent, version: int) -> None:
     assert agent.rows(*asked_position(70, version=version)) == [(GROUP, named(version, 10), 4, 70, "offset_fetch")]
 
 
@@ -177,15 +93,15 @@ def test_a_position_that_the_broker_returns_counts(agent: Agent, version: int) -
         asked_position(70, version=8, groups=(GROUP, "audit")),
     ],
 )
-def test_what_is_not_confirmed_or_not_known_has_no_row(agent: Agent, samples: list[Samples]) -> None:
+def test_what_is_not_confirmed_or_not_known_has_no_row(agent: OffsetsAgent, samples: list[Samples]) -> None:
     assert agent.rows(*samples) == []
 
 
-def test_of_an_old_list_of_offsets_the_largest_is_the_end(agent: Agent) -> None:
+def test_of_an_old_list_of_offsets_the_largest_is_the_end(agent: OffsetsAgent) -> None:
     assert agent.rows(*listed(-1, 500, version=0)) == [(None, TOPIC, 4, 500, "list_offsets")]
 
 
-def test_of_a_commit_that_is_refused_in_part_the_rest_counts(agent: Agent) -> None:
+def test_of_a_commit_that_is_refused_in_part_the_rest_counts(agent: OffsetsAgent) -> None:
     asked = [{"PartitionIndex": number, "CommittedOffset": 70 + number} for number in range(3)]
     answered = [{"PartitionIndex": number, "ErrorCode": 12 * (number == 1)} for number in range(3)]
     rows = agent.rows(
@@ -199,7 +115,7 @@ def test_of_a_commit_that_is_refused_in_part_the_rest_counts(agent: Agent) -> No
     assert [(partition, offset) for _, _, partition, offset, _ in rows] == [(0, 70), (2, 72)]
 
 
-def test_of_a_response_that_was_cut_the_last_partition_is_left_out(agent: Agent) -> None:
+def test_of_a_response_that_was_cut_the_last_partition_is_left_out(agent: OffsetsAgent) -> None:
     partitions = [{"PartitionIndex": number, "HighWatermark": 70 + number} for number in range(3)]
     message = message_of("Fetch", True, 7, {"Responses": [{**NAMED, "Partitions": partitions}]})
     data, flags = message.data[:-5], Flag.RESPONSE | Flag.CUT
@@ -207,7 +123,7 @@ def test_of_a_response_that_was_cut_the_last_partition_is_left_out(agent: Agent)
     assert [(partition, offset) for _, _, partition, offset, _ in rows] == [(0, 70), (1, 71)]
 
 
-def test_a_topic_id_has_the_name_that_was_learned(agent: Agent) -> None:
+def test_a_topic_id_has_the_name_that_was_learned(agent: OffsetsAgent) -> None:
     topics = [{"Name": TOPIC, "TopicId": TOPIC_ID.bytes}]
     known = by_hand("Metadata", 12, {"ClusterId": "the-cluster", "Topics": topics}, answer=True)
     agent.see(known)
@@ -217,7 +133,7 @@ def test_a_topic_id_has_the_name_that_was_learned(agent: Agent) -> None:
     assert (end["cluster_id"], end["topic"], end["topic_id"]) == ("the-cluster", TOPIC, TOPIC_ID.hex)
 
 
-def test_connections_of_two_clusters_have_ends_of_their_own(agent: Agent) -> None:
+def test_connections_of_two_clusters_have_ends_of_their_own(agent: OffsetsAgent) -> None:
     agent.tracker.take(opened(3, peer=("10.0.0.2", 9092))[0])
     for conn, cluster in ((1, "one"), (3, "two")):
         agent.see(by_hand("Metadata", 12, {"ClusterId": cluster}, conn, answer=True))
@@ -226,7 +142,7 @@ def test_connections_of_two_clusters_have_ends_of_their_own(agent: Agent) -> Non
     assert {(end["cluster_id"], end["offset"]) for end in event["partition_ends"]} == {("one", 77), ("two", 99)}
 
 
-def test_without_a_cluster_id_brokers_have_ends_of_their_own(agent: Agent) -> None:
+def test_without_a_cluster_id_brokers_have_ends_of_their_own(agent: OffsetsAgent) -> None:
     agent.tracker.take(opened(3, peer=("10.0.0.2", 9092))[0])
     agent.tracker.take(opened(4, server_side=True, peer=("10.0.0.2", 4000), local=("10.0.0.7", 9092))[0])
     agent.see(*(fetched(70 + conn, conn=conn, ts_ns=conn) for conn in (1, 2, 3, 4)))
@@ -235,7 +151,7 @@ def test_without_a_cluster_id_brokers_have_ends_of_their_own(agent: Agent) -> No
     assert brokers == [(None, "10.0.0.1:9092", 72), (None, "10.0.0.2:9092", 73), (None, "10.0.0.7:9092", 74)]
 
 
-def test_a_connection_without_a_cluster_id_has_that_of_its_broker(agent: Agent) -> None:
+def test_a_connection_without_a_cluster_id_has_that_of_its_broker(agent: OffsetsAgent) -> None:
     agent.see(by_hand("Metadata", 12, {"ClusterId": "the-cluster"}, 1, answer=True))
     agent.see(fetched(70, conn=1), *committed(60, conn=2))
     (event,) = agent.offsets.report(SECOND_NS, 10**6, SINCE_BOOT)
@@ -243,7 +159,7 @@ def test_a_connection_without_a_cluster_id_has_that_of_its_broker(agent: Agent) 
     assert [(row["cluster_id"], row["broker"]) for row in rows] == [("the-cluster", None)] * 2
 
 
-def test_a_cluster_id_in_a_request_counts_for_no_other_connection(agent: Agent) -> None:
+def test_a_cluster_id_in_a_request_counts_for_no_other_connection(agent: OffsetsAgent) -> None:
     agent.see(by_hand("Fetch", 12, {"ClusterId": "false"}, 1))
     agent.see(fetched(70, conn=1), *committed(60, conn=2))
     (event,) = agent.offsets.report(SECOND_NS, 10**6, SINCE_BOOT)
@@ -251,13 +167,13 @@ def test_a_cluster_id_in_a_request_counts_for_no_other_connection(agent: Agent) 
     assert (position["cluster_id"], position["broker"]) == (None, "10.0.0.1:9092")
 
 
-def test_a_row_has_the_time_of_the_response(agent: Agent) -> None:
+def test_a_row_has_the_time_of_the_response(agent: OffsetsAgent) -> None:
     agent.see(*committed(70, number=8))
     (event,) = agent.offsets.report(SECOND_NS, 10**6, SINCE_BOOT)
     assert (event["group_positions"][0]["seen"], event["ts"]) == (9000, 10**6)
 
 
-def test_own_connections_have_no_offsets(agent: Agent) -> None:
+def test_own_connections_have_no_offsets(agent: OffsetsAgent) -> None:
     message = message_of("Heartbeat", False, 0, {}).data
     own = f"{INTERNAL_CLIENT}x".encode()
     agent.see(frame(data=len(own).to_bytes(2, "big") + own + message[2 + len(CLIENT_ID) :], api_key=12))
@@ -265,13 +181,13 @@ def test_own_connections_have_no_offsets(agent: Agent) -> None:
     assert agent.rows(response) == []
 
 
-def test_the_newest_offset_counts_whatever_it_is(agent: Agent) -> None:
+def test_the_newest_offset_counts_whatever_it_is(agent: OffsetsAgent) -> None:
     fetches = [fetched(end, ts_ns=ts_ns, conn=conn) for end, ts_ns, conn in ((77, 3, 1), (90, 1, 2), (5, 2, 2))]
     assert [offset for *_, offset, _ in agent.rows(*fetches)] == [77]
     assert [offset for *_, offset, _ in agent.rows(fetched(60, ts_ns=9), after_ns=CHANGED_PAUSE_NS)] == [60]
 
 
-def test_an_offset_is_sent_when_it_changed_and_half_a_minute_after_the_last(agent: Agent) -> None:
+def test_an_offset_is_sent_when_it_changed_and_half_a_minute_after_the_last(agent: OffsetsAgent) -> None:
     def rows_of(*offsets: int, after_ns: int) -> list[int]:
         samples = [sample for number, offset in enumerate(offsets) for sample in commit_at(offset, number)]
         return [offset for *_, offset, _ in agent.rows(*samples, after_ns=after_ns)]
@@ -289,7 +205,7 @@ def test_an_offset_is_sent_when_it_changed_and_half_a_minute_after_the_last(agen
     assert rows_of(76, 75, after_ns=CHANGED_PAUSE_NS) == []
 
 
-def test_an_offset_that_stays_the_same_is_sent_each_hour(agent: Agent) -> None:
+def test_an_offset_that_stays_the_same_is_sent_each_hour(agent: OffsetsAgent) -> None:
     (row,) = agent.rows(fetched(1))
     assert agent.rows(after_ns=UNCHANGED_PAUSE_NS - 1) == []
     assert agent.rows(after_ns=1) == [row]
@@ -297,14 +213,14 @@ def test_an_offset_that_stays_the_same_is_sent_each_hour(agent: Agent) -> None:
     assert agent.rows(after_ns=UNCHANGED_PAUSE_NS - CHANGED_PAUSE_NS) == [row]
 
 
-def test_an_offset_that_was_not_seen_for_a_day_is_forgotten(agent: Agent) -> None:
+def test_an_offset_that_was_not_seen_for_a_day_is_forgotten(agent: OffsetsAgent) -> None:
     agent.rows(fetched(1))
     assert agent.rows(after_ns=KEPT_NS - 2 * SECOND_NS) != []
     assert agent.rows(after_ns=UNCHANGED_PAUSE_NS) == []
     assert (agent.offsets.held_bytes, agent.left_out) == (0, 0)
 
 
-def test_a_client_that_waits_longer_than_a_batch_takes_is_paired(agent: Agent) -> None:
+def test_a_client_that_waits_longer_than_a_batch_takes_is_paired(agent: OffsetsAgent) -> None:
     first, second = committed(70, number=5), committed(71, number=6)
     agent.see(first[0])
     agent.see(second[0])
@@ -312,14 +228,14 @@ def test_a_client_that_waits_longer_than_a_batch_takes_is_paired(agent: Agent) -
     assert [row[3] for row in agent.rows(second[1])] == [70]
 
 
-def test_a_response_may_come_in_a_later_batch(agent: Agent) -> None:
+def test_a_response_may_come_in_a_later_batch(agent: OffsetsAgent) -> None:
     ask, answer = committed(70)
     assert agent.rows(ask) == []
     assert agent.rows(answer) == [(GROUP, TOPIC, 4, 70, "offset_commit")]
     assert agent.rows(answer, after_ns=CHANGED_PAUSE_NS) == []
 
 
-def test_a_request_in_flight_at_the_end_of_each_batch_is_paired(agent: Agent) -> None:
+def test_a_request_in_flight_at_the_end_of_each_batch_is_paired(agent: OffsetsAgent) -> None:
     exchanges = [committed(70 + number, number=number) for number in range(5)]
     agent.see(exchanges[0][0])
     for before, after in pairwise(exchanges):
@@ -327,20 +243,20 @@ def test_a_request_in_flight_at_the_end_of_each_batch_is_paired(agent: Agent) ->
     assert agent.rows() == [(GROUP, TOPIC, 4, 73, "offset_commit")]
 
 
-def test_groups_that_commit_on_one_connection_have_their_own_positions(agent: Agent) -> None:
+def test_groups_that_commit_on_one_connection_have_their_own_positions(agent: OffsetsAgent) -> None:
     commits = [committed(70 + number, group=f"group-{number}", number=number) for number in range(3)]
     rows = agent.rows(*(sample for pair in commits for sample in pair))
     assert {(group, offset) for group, _, _, offset, _ in rows} == {(f"group-{n}", 70 + n) for n in range(3)}
 
 
-def test_a_response_belongs_to_the_request_with_its_correlation_id(agent: Agent) -> None:
+def test_a_response_belongs_to_the_request_with_its_correlation_id(agent: OffsetsAgent) -> None:
     refused, other = committed(80, number=2, error=25), committed(90, conn=2, number=2)
     assert agent.rows(refused[0], other[0], refused[1]) == []
     assert agent.rows(other[1]) == [(GROUP, TOPIC, 4, 90, "offset_commit")]
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_a_refused_commit_does_not_hide_the_one_before(agent: Agent, batches: int) -> None:
+def test_a_refused_commit_does_not_hide_the_one_before(agent: OffsetsAgent, batches: int) -> None:
     exchanges = [committed(70, number=1), committed(80, number=3), committed(90, number=5, error=25)]
     if batches == 1:
         agent.see(*(sample for exchanged in exchanges for sample in exchanged))
@@ -350,13 +266,13 @@ def test_a_refused_commit_does_not_hide_the_one_before(agent: Agent, batches: in
     assert agent.rows() == [(GROUP, TOPIC, 4, 80, "offset_commit")]
 
 
-def test_a_response_after_more_than_a_minute_is_not_paired(agent: Agent) -> None:
+def test_a_response_after_more_than_a_minute_is_not_paired(agent: OffsetsAgent) -> None:
     ask, answer = committed(70)
     agent.rows(ask, after_ns=60 * SECOND_NS)
     assert agent.rows(answer) == []
 
 
-def test_negative_correlation_ids_are_paired(agent: Agent) -> None:
+def test_negative_correlation_ids_are_paired(agent: OffsetsAgent) -> None:
     ask, answer = committed(70)
     ask["correlation_id"] = answer["correlation_id"] = -7
     assert len(agent.rows(ask, answer)) == 1
@@ -376,7 +292,7 @@ def many(count: int, conn: int = 1, number: int = 0, topic: str = TOPIC) -> list
     )
 
 
-def test_an_interval_has_a_limited_number_of_rows_and_the_rest_comes_with_the_next(agent: Agent) -> None:
+def test_an_interval_has_a_limited_number_of_rows_and_the_rest_comes_with_the_next(agent: OffsetsAgent) -> None:
     agent.limit(100 << 20)
     for conn in (1, 2):
         agent.see(*many(6_000, conn, topic=f"topic-{conn}"))
@@ -388,13 +304,13 @@ def test_an_interval_has_a_limited_number_of_rows_and_the_rest_comes_with_the_ne
     assert agent.rows() == []
 
 
-def test_events_have_a_thousand_rows_at_most(agent: Agent) -> None:
+def test_events_have_a_thousand_rows_at_most(agent: OffsetsAgent) -> None:
     agent.see(*many(2_500))
     sizes = [len(event["group_positions"]) for event in agent.offsets.report(SECOND_NS, 0, SINCE_BOOT)]
     assert sizes == [ROWS_PER_EVENT, ROWS_PER_EVENT, 500]
 
 
-def test_events_have_a_limited_number_of_characters(agent: Agent) -> None:
+def test_events_have_a_limited_number_of_characters(agent: OffsetsAgent) -> None:
     topic = "t".ljust(249, "\1")
     agent.see(*many(900, topic=topic))
     sizes = [len(event["group_positions"]) for event in agent.offsets.report(SECOND_NS, 0, SINCE_BOOT)]
@@ -403,7 +319,7 @@ def test_events_have_a_limited_number_of_characters(agent: Agent) -> None:
 
 
 def test_a_peer_that_invents_partitions_neither_displaces_others_nor_takes_more_memory() -> None:
-    agent = Agent(0)
+    agent = OffsetsAgent(0)
     agent.limit(2 << 20)
     for conn, address in ((1, "10.0.0.1"), (2, "10.0.0.2")):
         agent.tracker.take(opened(conn, server_side=True, peer=(address, 4000), local=("10.0.0.7", 9092))[0])
@@ -419,7 +335,7 @@ def test_a_peer_that_invents_partitions_neither_displaces_others_nor_takes_more_
 
 
 def test_requests_that_nobody_answers_are_limited() -> None:
-    agent = Agent(0)
+    agent = OffsetsAgent(0)
     agent.limit(400_000)
     for conn, address in ((1, "10.0.0.1"), (2, "10.0.0.2")):
         agent.tracker.take(opened(conn, server_side=True, peer=(address, 4000), local=("10.0.0.7", 9092))[0])

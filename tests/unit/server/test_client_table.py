@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.server import client_table
-from kafka_probe.server.client_table import SILENT_US, ClientEntry, ClientKey, ClientTable
+from kafka_probe.server.client_table import SILENT_US, ApiUse, ClientEntry, ClientKey, ClientTable, TopicUse
 from tests.builders.bounded_tables import grown_by
 from tests.builders.events import NOW_US, SECOND_US, flow, passed, topic, workload
 
@@ -24,13 +24,13 @@ def test_connections_of_one_client_are_one_client() -> None:
     assert (key.id, key.address, key.software_name) == ("billing", "10.0.0.7", "librdkafka")
     assert (client.since, client.ts) == (NOW_US - 5 * SECOND_US, NOW_US + SECOND_US)
     assert (client.requests, client.request_bytes, client.response_bytes, client.records) == (20, 8000, 1800, 100)
-    assert client.topics == {"orders", "payments"}
+    assert client.topics.keys() == {"orders", "payments"}
 
 
 def test_a_client_uses_the_topics_that_it_asked_for_and_not_all_that_answers_name() -> None:
     named = [topic(), topic("all-there-are", requests=0, bytes=0, records=0)]
     ((_, client),) = clients(flow(api="Metadata", topics=named))
-    assert client.topics == {"orders"}
+    assert client.topics.keys() == {"orders"}
 
 
 def test_at_the_brokers_end_the_address_is_that_of_the_peer() -> None:
@@ -86,6 +86,32 @@ def test_the_group_is_the_last_that_was_named() -> None:
     assert client.group == "b"
 
 
+def test_what_a_client_writes_and_reads_is_known_by_topic() -> None:
+    both = [topic(bytes=100, records=3), topic("payments", bytes=7, records=1)]
+    ((_, client),) = clients(flow(topics=both), flow(api="Fetch", topics=both[:1]), flow(api="Metadata", topics=both))
+    assert client.topics == {"orders": TopicUse(100, 3, 100, 3), "payments": TopicUse(7, 1, 0, 0)}
+
+
+def test_versions_errors_and_the_rate_of_the_last_interval_are_known() -> None:
+    later = NOW_US + SECOND_US
+    ((_, client),) = clients(
+        flow(errors={"6": 1}),
+        flow(api_version=7, errors={"6": 2, "3": 1}),
+        flow(later, api="Metadata", api_version=12, since=later - 2 * SECOND_US),
+        flow(later, api=None, api_version=None, since=later - 2 * SECOND_US),
+    )
+    assert client.apis == {"Produce": ApiUse(7, 9, 20), "Metadata": ApiUse(12, 12, 10)}
+    assert client.errors == {"NOT_LEADER_OR_FOLLOWER": 3, "UNKNOWN_TOPIC_OR_PARTITION": 1}
+    assert (client.last_requests, client.last_interval_us) == (20, 2 * SECOND_US)
+
+
+def test_a_client_has_a_number_of_its_own() -> None:
+    numbers = {key.number for found in (clients(flow()), clients(flow(requests=3))) for key, _ in found}
+    other = {key.number for key, _ in clients(flow(local="10.0.0.8:1"), flow(workload=workload(pid=9)))}
+    assert len(numbers) == 1
+    assert len(numbers | other) == 3
+
+
 @pytest.mark.parametrize("step_us", [0, 2 * SILENT_US, -2 * SILENT_US])
 def test_a_client_is_forgotten_after_an_hour_of_silence_whatever_the_wall_clock_does(step_us: int) -> None:
     found = ClientTable()
@@ -122,10 +148,18 @@ def test_clients_take_no_more_than_was_reckoned(topics: int, char: str) -> None:
         return f"{kind}{n}".ljust(256, char)
 
     def add_all() -> ClientTable:
+        apis = [f"Api{n}" for n in range(topics)]
+        errors = {str(code): 1 for code in range(1, 20)}
         for n in range(40):
             client = {"id": text("id", n), "software_name": text("name", n), "software_version": text("version", n)}
             named = [topic(text("topic", 1000 * n + t)) for t in range(topics)]
-            found.add([flow(local=f"10.0.0.{n}:1", client=client, group=text("group", n), topics=named)])
+            of_client: dict[str, Any] = {
+                "local": f"10.0.0.{n}:1",
+                "client": client,
+                "group": text("group", n),
+                "errors": errors,
+            }
+            found.add([flow(**of_client, topics=named), *(flow(**of_client, api=api) for api in apis)])
         return found
 
     assert grown_by(add_all, 1) < found.held_bytes
@@ -150,5 +184,5 @@ def test_flows_beyond_the_budget_are_no_client() -> None:
 def test_a_client_that_names_topics_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_table, "TOPICS_KEPT", 3)
     ((_, client),) = clients(flow(topics=[topic(f"t{n}") for n in range(9)]))
-    assert client.topics == {"t0", "t1", "t2"}
+    assert client.topics.keys() == {"t0", "t1", "t2"}
     assert client.records == 450

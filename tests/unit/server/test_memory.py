@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.events import bucket_of
 from kafka_probe.memory import HTTP_BYTES, MIB, SERIES_BYTES
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.server.exposition import PART_BYTES, Exposition, PageResponse
 from kafka_probe.server.http_connection import MOST, REQUEST_BYTES, REQUEST_LINES, UNREAD_S, WRITE_BUFFER_BYTES
+from kafka_probe.server.label_tables import LABEL_BYTES
 from kafka_probe.server.limits import LISTS_AT_ONCE, REQUESTS_AT_ONCE, REQUESTS_PER_S
 from kafka_probe.server.query import PAGE_BYTES
 from kafka_probe.server.server import BACKLOG, BUFFER_BYTES
-from kafka_probe.server.traffic import BOUNDS_S, ENDS, LABEL_BYTES, Traffic
+from kafka_probe.server.traffic import BOUNDS_S, ENDS, Traffic
 from kafka_probe.server.view import View
-from tests.builders.events import StillAgent, StillSink, agent, close, flow, open_now, topic, workload
+from tests.builders.events import StillAgent, StillSink, agent, client, close, flow, open_now, topic, workload
 from tests.lab.agent_server import serving
 
 SERIES = 1000
@@ -54,12 +56,13 @@ def full() -> list[Any]:
         return {name: numbers.getrandbits(40) for name in names}
 
     events = list[dict[str, Any]]()
-    for number in range(SERIES):
+    for number in range(2 * SERIES):  # as many label sets again wait for a row
         owner = workload(random_text(LABEL_BYTES - 13, number), pid=number)
+        id_ = client(random_text(20, number), software_version=random_text(8, number))
         named = topic(random_text(20, number), errors=counts(ERRORS), **counts(_OF_TOPICS))
         latencies: dict[str, Any] = {name: counts(LATENCIES) for name in ("latency", "latency_empty")}
         events += [
-            flow(workload=owner, topics=[named], errors=counts(ERRORS), **(latencies | counts(_OF_FLOWS))),
+            flow(workload=owner, client=id_, topics=[named], errors=counts(ERRORS), **(latencies | counts(_OF_FLOWS))),
             close(workload=owner, how=ENDS[number % len(ENDS)][0]),
         ]
     return [*events, agent(open=[{**open_now(), "workload": event["workload"]} for event in events[::2]])]
@@ -69,7 +72,11 @@ def test_label_sets_and_their_pages_take_no_more_than_their_part() -> None:
     """The last page of each format is kept, and the one before may still be sent."""
     events = full()
     before, _ = tracemalloc.get_traced_memory()
-    shown = View(StillAgent(), StillSink(), Traffic(SERIES))
+    lags = [
+        GroupLag(random_text(22, number), random_text(20, number), random_text(20, number), 9, 2**40, 2**40)
+        for number in range(SERIES)
+    ]
+    shown = View(StillAgent(lags=lags), StillSink(), Traffic(SERIES))
     shown.add(events)
     rows_bytes = tracemalloc.get_traced_memory()[0] - before
     answer = asyncio.run(Exposition(shown, lambda page: page, "", asyncio.Lock()).answer())

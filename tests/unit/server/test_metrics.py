@@ -12,8 +12,11 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
 from kafka_probe.config import Config
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.events import bucket_of
 from kafka_probe.server.collector import Collector, family
+from kafka_probe.server.label_tables import LABEL_BYTES, OTHER
+from kafka_probe.server.lag_table import LagTable
 from kafka_probe.server.metrics import COUNTED, METRICS, PREFIX
 from kafka_probe.server.traffic import BOUNDS_S
 from kafka_probe.server.view import View
@@ -74,6 +77,55 @@ def test_every_kind_of_number_is_exposed_in_base_units() -> None:
     assert value(shown, "ready") == 1
 
 
+def test_lags_have_a_series_per_group_and_topic_and_the_smallest_count_as_others() -> None:
+    lags = [
+        GroupLag("c", "g", "t", 2, 30, 20),
+        GroupLag("c", "\\x1b", "t", 1, 9, 9),
+        GroupLag("c", "\x1b", "t", 1, 4, 4),
+        GroupLag("c", "h", "t", 1, 3, 3),
+        GroupLag("c", "i", "t", 1, 2, 2),
+    ]
+    shown = view(agent(), lags=lags, limit=2)
+    ours, same = {"cluster": "c", "group": "g", "topic": "t"}, {"cluster": "c", "group": "\\x1b", "topic": "t"}
+    others = dict.fromkeys(ours, "other")
+    for labels, found in ((ours, (30, 20, 2)), (same, (13, 9, 2)), (others, (5, 3, 2))):
+        names = ("group_lag_records", "group_lag_records_max", "group_lag_partitions")
+        assert tuple(value(shown, name, **labels) for name in names) == found
+    assert value(shown, "label_sets", table="group_lags") == 2
+    assert value(shown, "label_sets_full", table="group_lags") == 1
+
+
+def test_a_lag_keeps_its_series_as_long_as_the_group_is_behind() -> None:
+    table = LagTable(1)
+    for totals, group in (((5, 4), "a"), ((1, 99), "a"), ((0, 2), "b"), ((9, 5), "b"), ((0, 0), "b")):
+        table.update(GroupLag("c", name, "t", 1, total, total) for name, total in zip("ab", totals, strict=True))
+        assert [labels for labels, _ in table] == [("c", group, "t"), (OTHER,) * 3]
+
+
+def test_a_group_with_the_name_of_the_sum_is_part_of_it() -> None:
+    table = LagTable(1)
+    table.update(GroupLag(*(OTHER, OTHER, OTHER), 1, total, total) for total in (9, 5))
+    assert [(labels, lag.total) for labels, lag in table] == [((OTHER,) * 3, 14)]
+
+
+def test_lags_with_long_names_leave_space_for_fewer() -> None:
+    table = LagTable(10)
+    table.update(GroupLag("c", f"{number}".ljust(4 * LABEL_BYTES, "-"), "t", 1, number, 9) for number in range(40))
+    assert len(table) == 2
+    table.update([])
+    assert [*table] == []
+
+
+def test_clients_have_series_of_their_own_and_by_topic() -> None:
+    shown = view(*BUSY)
+    of_client = {"side": "client", "client_id": "billing", "group": ""}
+    library = {"library": "librdkafka 2.5"}
+    assert value(shown, "client_requests_total", **of_client, **library) == 20
+    assert value(shown, "client_throttle_seconds_total", **of_client, **library) == 1.5
+    assert value(shown, "client_topic_bytes_total", **of_client, api="Produce", topic="orders") == 3000
+    assert value(shown, "label_sets_full", table="clients") == 0
+
+
 def test_a_histogram_holds_what_is_at_most_each_bound() -> None:
     found = {
         dict(labels)["le"]: count
@@ -101,7 +153,7 @@ def test_an_agent_of_no_use_is_not_ready() -> None:
 def test_every_metric_is_declared_once_and_exposed_by_a_busy_agent() -> None:
     names = [PREFIX + metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
-    exposed = {name for name, _ in scraped(view(*BUSY))}
+    exposed = {name for name, _ in scraped(view(*BUSY, lags=[GroupLag("c", "g", "t", 1, 2, 2)]))}
     wanted = {m.name + ("_bucket" if m.kind == "histogram" else "") for m in METRICS}
     assert wanted <= exposed
 

@@ -23,6 +23,7 @@ from tests.builders.samples import rejected, request
 
 CONNECTIONS, CLIENTS, TOPICS = RESOURCES
 METADATA = ApiKey.METADATA
+WROTE_NOTHING = {"written_bytes": 0, "written_records": 0}
 
 
 def ask(resource: Any, shown: Any, *parameters: tuple[str, str]) -> dict[str, Any]:
@@ -83,13 +84,15 @@ def test_a_client_is_shown_with_all_that_is_known_of_it() -> None:
     assert (row["requests"], row["request_bytes"], row["response_bytes"], row["records"]) == (300, 4000, 900, 50)
     assert row["client"] == {"id": "audit", "software_name": "librdkafka", "software_version": "2.5"}
     assert row["workload"]["comm"] == "python"
-    assert row["topics"] == [{"topic": "payments"}]
+    assert row["topics"] == [{"topic": "payments", **WROTE_NOTHING, "read_bytes": 3000, "read_records": 50}]
+    assert row["apis"] == [{"api": "Fetch", "lowest": 9, "highest": 9, "requests": 300}]
+    assert (row["requests_per_min"], row["errors"], len(row["id"])) == (3600, {}, 16)
     assert (row["since"], row["ts"]) == (NOW_US - 4 * SECOND_US, NOW_US + SECOND_US)
 
 
 def test_topics_that_no_broker_allows_are_not_shown() -> None:
     (row,) = ask(CLIENTS, view(flow(topics=[topic(""), topic("\x01" * 249), topic("o" * 250), topic()])))["rows"]
-    assert row["topics"] == [{"topic": "orders"}]
+    assert [topic["topic"] for topic in row["topics"]] == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -175,10 +178,10 @@ def test_the_fields_of_a_resource_are_looked_through_once() -> None:
         ("limit", str(MOST + 1), f"limit must be a number from 1 to {MOST}, not '1001'."),
         ("limit", "all", f"limit must be a number from 1 to {MOST}, not 'all'."),
         ("offset", "-1", "offset must be a number, not '-1'."),
-        ("sort", "topics.topic", "Rows cannot be sorted by topics.topic; choose one of since, "),
-        ("sort", "", "Rows cannot be sorted by ; choose one of since, "),
+        ("sort", "topics.topic", "Rows cannot be sorted by topics.topic; choose one of id, since, "),
+        ("sort", "", "Rows cannot be sorted by ; choose one of id, since, "),
         ("workload.pid", "java", "workload.pid must be a number, not 'java'."),
-        ("workload", "java", "Unknown parameter workload; choose from limit, offset, sort, internal, since, "),
+        ("workload", "java", "Unknown parameter workload; choose from limit, offset, sort, internal, id, since, "),
         ("client", "x", "Unknown parameter client; "),
     ],
 )

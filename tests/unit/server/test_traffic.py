@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.events import INTERNAL_CLIENT, bucket_of
-from kafka_probe.server.traffic import (
-    BOUNDS_S,
-    ENDED_US,
-    ERRORS,
-    LABEL_BYTES,
-    OTHER,
-    UNUSED_US,
-    Labels,
-    Traffic,
-)
+from kafka_probe.server.label_tables import LABEL_BYTES, OTHER, UNUSED_US, Labels
+from kafka_probe.server.traffic import BOUNDS_S, ERRORS, Traffic
 from tests.builders.events import (
     NOW_US,
     SECOND_US,
@@ -195,7 +187,7 @@ def test_long_labels_leave_space_for_fewer_label_sets_and_give_it_back() -> None
     summed = traffic(*(flow(workload=workload(unit=f"{number:0200}")) for number in range(10)), limit=10)
     assert len(summed.workloads) == 10 * LABEL_BYTES // len("client" + "0" * 200 + "java" + "Produce")
     assert sum(by_workload(summed).values()) == 100
-    summed.add([passed(ENDED_US), passed(ENDED_US)])
+    summed.add([passed(UNUSED_US)])
     summed.add([flow(workload=workload(f"w{number}")) for number in range(10)])
     assert len(summed.workloads) == 10
 
@@ -241,7 +233,7 @@ def test_sums_over_workloads_and_topics_are_right_with_any_limit(flows: list[Any
     for each in flows:
         wanted[each["side"], each["api"]] += each["requests"]
         asked[each["side"], each["api"]] += each["requests"] * len(each["topics"])
-    for rows, counts in ((summed.workloads, wanted), (summed.topics, asked)):
+    for rows, counts in ((summed.workloads, wanted), (summed.topics, asked), (summed.client_topics, asked)):
         found: Counter[Labels] = Counter()
         for labels, row in rows:
             found[labels[0], labels[3]] += row.requests
@@ -255,52 +247,48 @@ def test_no_total_goes_back_when_workloads_leave(flows: list[Any], limit: int) -
     summed = Traffic(limit)
     before: Counter[Labels] = Counter()
     for each in flows:
-        summed.add([each, passed(ENDED_US // 3)])
+        summed.add([each, passed(UNUSED_US // 3)])
         totals = Counter({labels: row.requests for labels, row in summed.apis.items()})
         assert totals >= before
         before = totals
 
 
-@pytest.mark.parametrize("step_us", [0, 2 * ENDED_US, -2 * ENDED_US])
-def test_a_workload_that_has_ended_leaves_a_quarter_of_an_hour_later_whatever_the_wall_clock_does(step_us: int) -> None:
-    summed = traffic(flow(topics=[topic()]), close(), agent(), agent())
-    summed.add([passed(ENDED_US - SECOND_US, until_us=NOW_US + step_us)])
+@pytest.mark.parametrize("step_us", [0, 2 * UNUSED_US, -2 * UNUSED_US])
+def test_series_end_two_hours_after_the_last_request_whatever_the_wall_clock_does(step_us: int) -> None:
+    summed = traffic(flow(topics=[topic()]), close(), agent())
+    summed.add([passed(UNUSED_US - 6 * SECOND_US, until_us=NOW_US + step_us)])
     assert len(by_workload(summed)) == 1
-    summed.add([passed(SECOND_US, until_us=NOW_US + step_us)])
+    summed.add([passed(6 * SECOND_US, until_us=NOW_US + step_us)])
     assert by_workload(summed) == {}
-    assert [*summed.topics, *summed.closes] == []
+    assert [*summed.clients, *summed.topics, *summed.client_topics, *summed.closes] == []
     assert summed.apis["client", "Produce"].requests == 10
     assert summed.closed["client", "fin", "local"] == 1
 
 
-def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_comes_again() -> None:
-    summed = traffic(flow(), flow(workload=workload("cron")))
-    for minute in range(60):
-        again = [flow(workload=workload("cron"), requests=1)] if minute % 10 == 0 else []
-        summed.add([*again, passed(60 * SECOND_US, open=[open_now()])])
-    assert by_workload(summed) == {
-        ("client", "", "java", "Produce"): 10,
-        ("client", "", "cron", "Produce"): 16,
-    }
-
-
-@pytest.mark.parametrize(("limit", "kept"), [(2, {"orders"}), (3, {"orders", "test-1"})])
-def test_a_topic_that_nobody_uses_any_more_is_dropped_when_the_table_is_full(limit: int, kept: set[str]) -> None:
-    broker = workload("broker")
-    summed = traffic(flow(topics=[topic("test-1"), topic("orders")], workload=broker), limit=limit)
-    summed.add([passed(UNUSED_US - SECOND_US, open=[open_now(comm="broker")])])
-    summed.add([flow(topics=[topic("orders")], workload=broker), passed(SECOND_US, open=[open_now(comm="broker")])])
-    assert {labels[-1] for labels, _ in summed.topics} == kept
-    summed.add([flow(topics=[topic("payments")], workload=broker)])
-    assert {labels[-1] for labels, _ in summed.topics} == kept | {"payments"}
-    assert by_workload(summed)["client", "", "broker", "Produce"] == 30
-
-
 def test_a_client_that_leaves_is_dropped_and_starts_at_zero_when_it_comes_back() -> None:
     summed = traffic(flow(), agent(), limit=1)
-    summed.add([agent(), passed(ENDED_US)])
+    summed.add([agent(), passed(UNUSED_US)])
     summed.add([flow(workload=workload("python")), flow(requests=1)])
     assert by_workload(summed) == {
         ("client", "", "python", "Produce"): 10,
         ("client", OTHER, OTHER, "Produce"): 1,
     }
+
+
+def test_clients_have_sums_by_id_library_and_group_at_both_ends() -> None:
+    broker = {"side": "server", "workload": workload("java")}
+    summed = traffic(
+        flow(**broker, api="Fetch", group="g", errors={"6": 2}, topics=[topic(bytes=7)]),
+        flow(**broker, api="Fetch", group="g", local="10.0.0.7:2"),
+        flow(**broker, client={"id": None, "software_name": None, "software_version": None}),
+        flow(client=client("other"), group="other", requests=3),
+    )
+    rows = {labels: (row.requests, row.errors) for labels, row in summed.clients}
+    assert rows == {
+        ("server", "billing", "librdkafka 2.5", "g"): (20, {"NOT_LEADER_OR_FOLLOWER": 2}),
+        ("server", "", "", ""): (10, {}),
+        ("client", "other", "librdkafka 2.5", "other"): (3, {}),
+    }
+    ((labels, row),) = summed.client_topics
+    assert labels == ("server", "billing", "g", "Fetch", "orders")
+    assert (row.requests, row.bytes) == (10, 7)
