@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 
 from kafka_probe.capture.programs import Programs
 from kafka_probe.config import RELOADED, Config
@@ -17,7 +18,8 @@ from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.processing import Processor
 from kafka_probe.reporting import Reporter
 from kafka_probe.sending import Sender
-from kafka_probe.sinks.sink import Sink
+from kafka_probe.setting_types import ArchiveFilter
+from kafka_probe.sinks.sink import Sink, TableSink
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods
@@ -49,6 +51,7 @@ class Agent:
         self._config = config
         self._stopping = False
         self._load: Callable[[], Config] | None = None
+        self._choices = deque[tuple[ArchiveFilter | None, Callable[[], None]]]()  # what to follow, the newest last
         pods = Pods()
         resolver = WorkloadResolver(
             pods=pods,
@@ -65,7 +68,9 @@ class Agent:
             internal_requests=internal_requests,
             archives=archive_sink is not None,
         )
-        self._reporter = Reporter(self._processor, self._pod_watch, sender, shows_lags=bool(local_sinks))
+        self._reporter = Reporter(
+            self._processor, self._pod_watch, sender, shows_lags=bool(local_sinks) or isinstance(sink, TableSink)
+        )
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
         """Read samples, and the list of older connections once it is complete, until `stop` is called."""
@@ -81,6 +86,10 @@ class Agent:
                     self._load = None  # first: a signal during the load asks for another
                     self._reload(load)
                     loop.set_interval(self._config.interval_s)
+                while self._choices:
+                    wanted, begin = self._choices.popleft()
+                    self._processor.archive_only(wanted)
+                    begin()
             loop.finish()
         finally:
             self._pod_watch.close()
@@ -96,6 +105,10 @@ class Agent:
         """
         self._load = load
 
+    def follow(self, wanted: ArchiveFilter | None, begin: Callable[[], None]) -> None:
+        """Make the loop archive the frames of these connections, or none, and call `begin` then. For other threads."""
+        self._choices.append((wanted, begin))
+
     def connections(self) -> tuple[Connection, ...]:
         """Return the open connections of this moment. For other threads; the connections themselves keep changing."""
         return self._processor.tracker.snapshot()
@@ -103,6 +116,10 @@ class Agent:
     def lags(self) -> Sequence[GroupLag]:
         """Return how far groups were behind at the end of the last interval. For other threads."""
         return self._reporter.lags
+
+    def both_ends_here(self) -> Collection[str]:
+        """Return the flow ids of connections of which both ends are on this host. For the loop's thread."""
+        return self._processor.tracker.both_ends_here()
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Return the losses and the counters since the start, by name."""

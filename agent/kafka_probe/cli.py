@@ -156,8 +156,13 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per row and interval instead of the table")
 @click.option("--internal", is_flag=True, help="show kafka-probe's own traffic as well")
 def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **flags: str | None) -> None:
-    """Show a live table of clients, APIs and topics with their rates and latencies."""
-    from kafka_probe.top import top_sink
+    """Show a live table of clients, APIs and topics with their rates and latencies.
+
+    With the extra `top` it takes keys: sort, filter, side, pause, and a client with its conversation.
+    """
+    from kafka_probe.follow import followed_later
+    from kafka_probe.top import LiveTop, PlainTop
+    from kafka_probe.top_sinks import top_sink
 
     config = _configured(flags, file, _QUIET)
     if once is not None:
@@ -165,7 +170,11 @@ def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **
     if sys.stderr.isatty():
         first = f"first figures {config.interval_s:g} s later ..."
         _to_stderr(f"Attaching to the kernel, then watching {_ports(config)}; {first}")
-    _watch(config, top_sink(once, as_json, internal=internal))
+    sink = top_sink(once, as_json, internal=internal, ports=_ports(config))
+    if isinstance(sink, PlainTop | LiveTop):
+        _watch(config, sink)
+    else:
+        _watch(followed_later(config), sink, archive_sink=sink)
 
 
 @commands.command(
@@ -374,7 +383,7 @@ def _watch(
     """
     from kafka_probe.agent import Agent
     from kafka_probe.memory import bounds_of
-    from kafka_probe.sinks.sink import ConnectionsSink, EndingSink
+    from kafka_probe.sinks.sink import AppSink, ConnectionsSink, EndingSink, TableSink
     from kafka_probe.startup import attached
 
     try:
@@ -385,12 +394,19 @@ def _watch(
             sink.on_closed = agent.stop
         if isinstance(sink, ConnectionsSink):
             sink.connections = agent.connections
+        if isinstance(sink, TableSink):
+            sink.lags, sink.both_ends_here = agent.lags, agent.both_ends_here
         if again:
             signal.signal(signal.SIGHUP, lambda *_: agent.reload(again))
         with _stopped_by_signal(agent.stop), attached(config, bounds) as (programs, listing):
             if server:
                 server.start(agent, sink, bounds.clients_bytes)
-            agent.run(programs, listing)
+            run = partial(agent.run, programs, listing)
+            if isinstance(sink, AppSink):
+                sink.follow = agent.follow
+                sink.show_while(run, agent.stop)
+            else:
+                run()
     finally:
         sink.close(config.flush_timeout_s)
         if archive_sink:

@@ -232,6 +232,13 @@ def _end_of(facts: ConnectionFacts | None, first: CopiedSample) -> ConnectionEnd
     )
 
 
+def followed_later(config: Config) -> Config:
+    """Return the settings of an agent that sends no frames until `Agent.follow` chooses connections."""
+    return config.model_copy(
+        update={"archive": ExchangeSelection("off"), "archive_bytes_per_s": BYTES_PER_S, "recorder_bytes": 0}
+    )
+
+
 def follow_settings(config: Config, choice: Mapping[str, str | None]) -> Config:
     """Return the settings by which an agent sends all frames of the chosen connections, each second.
 

@@ -30,7 +30,7 @@ from kafka_probe.flows import Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
 from kafka_probe.protocol.facts import MeasureKind
-from kafka_probe.setting_types import ExchangeSelection
+from kafka_probe.setting_types import ArchiveFilter, ExchangeSelection
 from kafka_probe.workloads import WorkloadResolver
 
 _MEASURED = (*SUMMED, *offset_facts.MEASURED, MeasureKind.REASON_BYTES)  # without `--requests`
@@ -155,6 +155,11 @@ class Processor:
     def finish(self) -> None:
         """Queue events of the requests that changed the cluster or a group and still wait for their responses."""
         self.exchanges.finish()
+
+    def archive_only(self, wanted: ArchiveFilter | None) -> None:
+        """Archive the frames of these connections from now on, or none."""
+        if self._archive:
+            self._archive.choose(wanted)
 
     def reconfigure(self, requests: ExchangeSelection, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""

@@ -215,6 +215,8 @@ class Standstill:
     def connections(self) -> tuple[()]:
         return ()
 
+    lags = both_ends_here = connections
+
     def summary(self) -> dict[str, dict[str, int]]:
         return {"losses": {"ring_full": 0}, "counters": {"events": 7}}
 

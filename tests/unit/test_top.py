@@ -9,7 +9,9 @@ import orjson
 import pytest
 
 from kafka_probe.capture.sample import Protocol
+from kafka_probe.connections.offsets import GroupLag
 from kafka_probe.events import Event, bucket_of
+from kafka_probe.interactive_top import InteractiveTop
 from kafka_probe.sinks.stdout import BUFFER_BYTES
 from kafka_probe.top import (
     COLUMNS,
@@ -19,11 +21,12 @@ from kafka_probe.top import (
     LiveTop,
     PlainTop,
     TrafficTable,
+    by_topic,
     cells,
     json_lines,
     plain_table,
-    top_sink,
 )
+from kafka_probe.top_sinks import top_sink
 from tests.builders import samples
 from tests.builders.events import SECOND_US, broker_flow, client, close, passed, topic, workload
 from tests.builders.fed_agent import Fed
@@ -52,6 +55,7 @@ def test_a_flow_becomes_a_row_with_rates_per_second() -> None:
             "CONTAINER": "c0ffee42c0ff",
             "CLIENT": "billing",
             "LIBRARY": "librdkafka 2.5",
+            "PEER": "10.0.0.1",
             "API": "Produce v9",
             "TOPIC": "orders",
             "REQ/S": "2.0",
@@ -59,7 +63,9 @@ def test_a_flow_becomes_a_row_with_rates_per_second() -> None:
             "REC/S": "10.0",
             "P50 MS": "2.04",
             "P99 MS": "2.04",
+            "LAG": "-",
             "ERRORS": "-",
+            "ERROR": "-",
         }
     ]
 
@@ -70,7 +76,7 @@ def test_connections_of_one_client_add_up_and_their_histograms_merge() -> None:
     assert row["REQ/S"] == "11.0"
     assert float(row["P50 MS"]) == pytest.approx(2, rel=0.05)
     assert float(row["P99 MS"]) == pytest.approx(90, rel=0.05)
-    assert row["ERRORS"] == "1"
+    assert (row["ERRORS"], row["ERROR"]) == ("1", "TOPIC_AUTHORIZATION_FAILED")
 
 
 def test_each_topic_of_a_flow_has_its_row_with_its_own_counts() -> None:
@@ -83,8 +89,35 @@ def test_each_topic_of_a_flow_has_its_row_with_its_own_counts() -> None:
     assert (second["TOPIC"], second["REQ/S"], second["KB/S"], second["ERRORS"]) == ("ab" * 16, "4.0", "0.2", "-")
 
 
-def test_both_ends_of_a_connection_stay_two_rows() -> None:
-    assert len(shown(broker_flow(), broker_flow(side="client"), passed())) == 2
+def test_a_connection_whose_both_ends_are_here_has_the_row_of_its_client() -> None:
+    ends = [broker_flow(flow_id="a"), broker_flow(flow_id="a", side="client", peer="10.0.0.1:9092")]
+    other = broker_flow(flow_id="b", peer="[2001:db8::7]:40001")
+    table = TrafficTable(both_ends_here=lambda: {"a"})
+    table.add([*ends, other, passed()])
+    assert {(key.side, key.peer) for key in table.rows} == {("client", "10.0.0.1:9092"), ("server", "[2001:db8::7]")}
+    assert len(shown(*ends, passed())) == 2
+
+
+def test_both_ends_are_known_by_the_flow_ids_of_connections() -> None:
+    fed = Fed()
+    ends = [samples.opened(1), samples.opened(2, server_side=True, rx_base=1), samples.opened(3, tx_base=77)]
+    fed.see(*ends)
+    flow_ids = [one.identity.flow_id for one in fed.agent.connections()]
+    assert fed.agent.both_ends_here() == {one for one in flow_ids if flow_ids.count(one) == 2}
+
+
+def test_a_fetch_has_the_lag_of_its_group_in_the_topic() -> None:
+    flows = [broker_flow(api="Fetch", group="g"), broker_flow(group="g"), broker_flow(api="Fetch", group="h")]
+    table = traffic(*flows, passed())
+    lags = by_topic([GroupLag("c", "g", "orders", 1, 70, 70), GroupLag("d", "g", "orders", 1, 5, 5)])
+    found = {(key.group, key.api): cells(key, row, 5, lags)[NAMES.index("LAG")] for key, row in table.busiest()}
+    assert found == {("g", "Fetch"): "75", ("g", "Produce"): "-", ("h", "Fetch"): "-"}
+
+
+def test_losses_have_their_reasons() -> None:
+    losses = {"gap": 1, "ring_full": 30, "resync": 2, "map_full": 3, "malformed": 1, "frame_limit": 0}
+    (*_, footer) = plain_table(traffic(passed(losses=losses))).decode().splitlines()
+    assert "lost: ring_full 30, map_full 3, resync 2, others 2;" in footer
 
 
 def test_the_busiest_row_is_first() -> None:
@@ -118,7 +151,7 @@ def test_the_table_is_aligned_and_ends_with_rows_seconds_and_losses() -> None:
     assert lines[0].split()[:2] == ["SIDE", "PID"]
     assert len(lines) == 4
     assert lines[1].index("Produce") == lines[2].index("Produce") == lines[0].index("API")
-    assert lines[-1] == "2 rows over 5.0 s, lost: 3"
+    assert lines[-1] == "2 rows over 5.0 s, lost: ring_full 3"
     assert "\x1b" not in "".join(lines)
 
 
@@ -161,7 +194,7 @@ def test_a_table_is_printed_when_its_interval_is_complete_and_starts_anew() -> N
     sink.send([broker_flow(), passed()])
     text = output(sink, read, write)
     assert text.count("SIDE") == 2
-    assert [line.split()[-6] for line in text.splitlines() if "orders" in line] == ["4.0", "2.0"]
+    assert [line.split()[-8] for line in text.splitlines() if "orders" in line] == ["4.0", "2.0"]
 
 
 def test_once_prints_one_table_over_all_intervals_and_asks_to_stop() -> None:
@@ -200,7 +233,7 @@ def test_a_table_with_very_many_rows_has_the_busiest_and_fits_into_the_buffer() 
     assert len(lines) == 1 + ROWS_SHOWN + 1
     beyond = sum(range(ROWS_KEPT, 22_000))
     assert lines[-1] == (
-        f"{ROWS_KEPT} rows over 5.0 s, lost: nothing; {ROWS_KEPT - ROWS_SHOWN} rows with fewer requests left out; "
+        f"{ROWS_KEPT} rows over 5.0 s, lost: nothing; the last {ROWS_KEPT - ROWS_SHOWN} rows left out; "
         f"{beyond} requests of further rows not counted"
     )
     *rows, rest = map(orjson.loads, json_lines(table))
@@ -212,7 +245,7 @@ def test_a_table_with_very_many_rows_has_the_busiest_and_fits_into_the_buffer() 
 @pytest.mark.parametrize(
     ("terminal", "term", "asked", "kind"),
     [
-        (True, "xterm", {}, LiveTop),
+        (True, "xterm", {}, InteractiveTop),
         (True, "dumb", {}, PlainTop),
         (False, "xterm", {}, PlainTop),
         (True, "xterm", {"once_s": 5.0}, PlainTop),
@@ -222,7 +255,8 @@ def test_a_table_with_very_many_rows_has_the_busiest_and_fits_into_the_buffer() 
 def test_the_table_is_live_on_a_terminal_only(
     terminal: bool, term: str, asked: dict[str, Any], kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    for stream in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: terminal)
     monkeypatch.setenv("TERM", term)
     sink = top_sink(**asked)
     sink.close(0)

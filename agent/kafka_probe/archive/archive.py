@@ -31,6 +31,7 @@ from kafka_probe.events import CloseFacts, FrameSamples, FramesEvent, WallClock,
 from kafka_probe.patterns import ConnectionNames, matches, matches_connection
 from kafka_probe.protocol.kernel_allow_list import rules_hash
 from kafka_probe.protocol.schemas import apis
+from kafka_probe.setting_types import ArchiveFilter, ExchangeSelection
 
 LOSSES = {
     **recorder.LOSSES,
@@ -77,6 +78,12 @@ class Archive:
     def losses(self) -> dict[str, int]:
         """Return the losses since the start."""
         return {**self._recorder.losses, "archive_rate": self._rate_losses}
+
+    def choose(self, wanted: ArchiveFilter | None) -> None:
+        """Send all frames that meet these conditions from now on, or none."""
+        self._which = ExchangeSelection("all" if wanted else "off")
+        self._filter = wanted or ArchiveFilter()
+        self.__dict__.pop("_is_of_api", None)
 
     def add(self, samples: Samples) -> None:
         """Keep samples as they were read. They must not change any more."""

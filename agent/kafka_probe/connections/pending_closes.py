@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Self
 
 from kafka_probe.capture.sample import CLOSE_DATA, DATA_AT, Flag, Sample, Samples, sample_of
@@ -85,6 +85,10 @@ class PendingCloses:
         # Times when listening sockets were closed, by network namespace, port and pid, then by address. Any user may
         # listen on the broker's port at an address that the broker leaves free.
         self._listeners: dict[tuple[int, str, int | None], dict[str, int]] = {}
+
+    def connections(self) -> Iterator[Connection]:
+        """Yield the closed connections that are kept."""
+        return (closed.connection for closed in chain(self._waiting, self._settled))
 
     def __len__(self) -> int:
         """Return the number of closed connections that are kept."""

@@ -116,6 +116,14 @@ class Tracker:
         known = *self._listed.all(), *tuple(self._connections.values())
         return tuple(connection for connection in known if not connection.closed)
 
+    def both_ends_here(self) -> set[str]:
+        """Return the flow ids of connections of which both ends are on this host, with closed ones not yet reported."""
+        sides: dict[bool, set[str]] = {True: set(), False: set()}
+        for connection in chain(self._connections.values(), self._pending_closes.connections()):
+            if connection.identity.flow_id:
+                sides[connection.identity.server_side].add(connection.identity.flow_id)
+        return sides[True] & sides[False]
+
     def learn(self, connection: Connection, facts: Facts) -> None:
         """Keep the facts that a frame contains about its connection and its client."""
         internal = connection.internal

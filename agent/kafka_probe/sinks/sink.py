@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kafka_probe.events import Event
 
 if TYPE_CHECKING:
     from kafka_probe.connections.connection import Connection
+    from kafka_probe.connections.offsets import GroupLag
+    from kafka_probe.setting_types import ArchiveFilter
 
 
 class Sink(Protocol):
@@ -46,3 +48,27 @@ class ConnectionsSink(Protocol):
     """A sink that shows the open connections, which `connections` returns."""
 
     connections: Callable[[], Sequence[Connection]]
+
+
+@runtime_checkable
+class AppSink(Protocol):
+    """A sink that shows the events in an app, which has the main thread while the agent runs in another.
+
+    follow: makes the agent send the frames of some connections, or of none, and calls a function when it begins to.
+    """
+
+    follow: Callable[[ArchiveFilter | None, Callable[[], None]], None]
+
+    def show_while(self, run: Callable[[], None], stop: Callable[[], None]) -> None:
+        """Show the app until the user quits or `run` returns; stop: makes it return. Raise what it raised."""
+
+
+@runtime_checkable
+class TableSink(Protocol):
+    """A sink that shows a row per connection, and how far groups are behind, which `lags` returns.
+
+    both_ends_here: returns the flow ids of connections of which both ends are on this host.
+    """
+
+    lags: Callable[[], Sequence[GroupLag]]
+    both_ends_here: Callable[[], Collection[str]]
